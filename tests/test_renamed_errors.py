@@ -52,8 +52,8 @@ from kullback.metrics import KLDivergence, kl_divergence as torchmetrics_kl_dive
 from kullback.nn import KLRegularizer, kl_per_dimension
 from kullback.parallel import workers
 from kullback.tables import Profile
-from kullback.tables.engines.parts import _packed_error, merged
-from kullback.tables.engines.table_counter import TableCounter
+from kullback.tables.engines.engine import TableCounter
+from kullback.tables.engines.worker_tables import _packed_error, merged
 from tests.message_readers import plain_raises, readers_in
 from tests.refusals import parts, refused
 
@@ -398,7 +398,7 @@ OTHER_LIBRARIES = {
     "tables/engines/file_table.py": ["str(error).split"],
     "diagnosis/values.py": ["str(error).splitlines"],  # of torch: its first line
     "io/vectors.py": ["'allow_pickle' not in str(error)"],  # of NumPy
-    "tables/engines/spark_table.py": ["str(error).lower"],  # of Spark
+    "tables/engines/worker_tables.py": ["str(error).lower"],  # of Spark
     "common/files.py": ["reason = getattr(error, 'strerror', None) or str(error)"] * 2,  # of the system
     "io/source_files.py": [
         "got = str(error) or 'its end before that'",

@@ -76,7 +76,7 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
 
 def subject_of_call(a: object, b: object, options: Mapping[str, Any]) -> Subject:
-    """Return what a call of `compare` with these options compares."""
+    """Return the subject that a call of `compare` with these options compares."""
     rows = [name for name in _options_of("predictions") if name not in _options_of("tables")]
     return subject_of(
         (a, b),
@@ -95,17 +95,14 @@ def subject_of(
     hub: bool = False,
     frames_hold_rows: bool = False,
 ) -> Subject:
-    """Return whether the sides of a comparison are predictions, tables or models.
+    """Return whether the sides of a comparison (P, then one or several Q) are predictions, tables or models.
 
     Arguments:
-        sides: P, then one or several Q; each is a path or an object.
+        sides: paths or objects.
         has_text: whether the caller passed a text to compare models on.
         has_row_options: whether an option applies to predictions and not to tables.
         hub: whether a name may be the name of a model on the Hugging Face hub.
         frames_hold_rows: whether data frames are predictions, because the caller states their representation.
-
-    Raises:
-        ArgumentTypeError: the sides have no common subject, or a side has none of the three subjects.
     """
     if has_text:
         return "models"

@@ -387,7 +387,7 @@ def explain(
         got: the value that was passed.
         instead: the code to write instead, as text, or as a mapping from the names of arguments to values.
         place: the beginning of the message, such as a file name; by default, the call with its arguments.
-        wording: the template of the message, in which ``{wanted}``, ``{got}`` and ``{instead}`` stand for the parts.
+        wording: the template of the message, with ``{wanted}``, ``{got}`` and ``{instead}`` for the parts.
 
     Example:
         >>> explain("Counts", "prior", wanted="a number", got="'half'", instead={"prior": 0.5})
@@ -466,8 +466,8 @@ LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 def printable(text: object, longest: int | None = None) -> str:
     r"""Return a text with escaped control characters and undecodable bytes; a long text is cut in the middle.
 
-    A terminal would execute control characters, and a line break in a name could fake a line of output. UTF-8 cannot
-    encode the characters by which Python represents undecodable bytes of a file name.
+    A terminal would execute control characters, and a line break in a name could fake a line of output. Python
+    represents undecodable bytes of a file name by characters that UTF-8 cannot encode.
 
     Example:
         >>> print(printable("a\x1b[2Jb\udcff"))

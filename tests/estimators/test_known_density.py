@@ -24,9 +24,9 @@ from torch.distributions import (
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
+from kullback.estimators.knn.pilot import local_log_density
 from kullback.estimators.known_categories import category_surprise
 from kullback.estimators.known_density import from_density
-from kullback.estimators.local_density import local_log_density
 from tests.refusals import refused
 
 

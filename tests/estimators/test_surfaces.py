@@ -20,11 +20,16 @@ from torch.distributions import (
 from kullback import Samples, kl_estimate
 from kullback.errors import ArgumentValueError
 from kullback.estimators import from_density, nearest_neighbors
-from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
 from kullback.estimators.draws import Draws
 from kullback.estimators.knn.pilot import MarginalGaussianization
-from kullback.estimators.spans import common_span
-from kullback.estimators.surfaces import sphere_chart, surface_of
+from kullback.estimators.surfaces import (
+    common_span,
+    dimension_of,
+    fewest_dimensions,
+    sphere_chart,
+    surface_of,
+    too_few_dimensions,
+)
 from tests.oracles.sample_cases import CASES
 from tests.refusals import refused
 

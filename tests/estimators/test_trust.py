@@ -23,9 +23,8 @@ from kullback.estimators import (
 from kullback.estimators.density_ratio import classifier_estimate
 from kullback.estimators.draws import Draws, number_from_scores, variance_of_sum
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, note_on_sign
-from kullback.estimators.spans import common_span
-from kullback.estimators.tails import fit_tail_by_moments, heaviness, tail_allowance
-from kullback.estimators.unseen import unseen_by_q, upper_end
+from kullback.estimators.surfaces import common_span
+from kullback.estimators.tails import fit_tail_by_moments, heaviness, tail_allowance, unseen_by_q, upper_end
 
 LITTLE = "divergence near 0"
 

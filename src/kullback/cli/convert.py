@@ -137,7 +137,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
 
 
 def _refuse_options(settings: Settings, flags: tuple[str, ...], extension: str) -> None:
-    """Raise an error if one of these options was given; `extension` is the only one to which they apply."""
+    """Raise an error if one of these options was given. They apply only to `extension`."""
     for option, place in settings.places.items():
         if option.flag in flags:
             raise click.UsageError(f"{place} goes with a target that ends in {extension}; leave it out")

@@ -125,9 +125,9 @@ class Limit:
     """A limit on one number.
 
     Attributes:
-        column: the column of a table, or the group of rows, to which the limit applies; None for all columns or rows.
+        column: the column of a table, or the group of rows, that the limit applies to; None for all columns or rows.
         limit: the largest or the smallest number that passes.
-        side: the side of the limit on which the gate fails.
+        side: the side of the limit where the gate fails.
         place: the file and the key that state the limit; None for a limit of the command line.
     """
 
@@ -183,7 +183,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number whose true value may be anywhere in an interval.
 
-        If the outcome is unclear and the interval comes from `rows` rows, the sentence says how many would decide.
+        If the outcome is unclear and the interval comes from `rows` rows, the sentence has the number of rows that
+        would decide.
         """
         low, high = interval
         inside = self.is_kept_by(low), self.is_kept_by(high)
@@ -238,7 +239,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of a subject (predictions or tables) on which limits can be set.
+    """The numbers of a subject (predictions or tables) that can have limits.
 
     Attributes:
         means: the names of the numbers with an interval.

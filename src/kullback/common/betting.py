@@ -12,7 +12,7 @@ from kullback.common.arrays import Floats
 # all, which is best for an upper end far below the bound. The small shares are best for narrow intervals.
 _STAKES = np.array([0.99, *2.0 ** -np.arange(1, 13)])
 _PARTS = np.array([0.5, *np.full(12, 0.5 / 12)])
-# The error of rounding, relative to the sums. Each gain is smaller by it, so that it makes no gain out of nothing.
+# The error of rounding, relative to the sums. This error is subtracted from each gain, so rounding alone makes no gain.
 _ROUNDING = 1e-11
 _TOLERANCE = 1e-6  # of an end of the interval, relative to the end's distance from the bound
 # The logarithm of the largest wealth that is told from larger ones, which float64 cannot hold.
@@ -30,7 +30,7 @@ def log_wealth(sums: Floats, sizes: Floats, mean: float | Floats, *, first: int 
     negative. By Ville's inequality, the wealth ever reaches 1/a with probability a at most. W decreases in m.
 
     Arguments:
-        sums: the sum over the rows of each unit that was read, in the random order, not negative; shape (..., read).
+        sums: for each unit that was read, the sum over its rows; not negative, in the random order, shape (..., read).
         sizes: the number of rows of every unit, in the same order, shape (..., units). No bet depends on the sizes of
             unread units, apart from the largest.
         mean: the mean per row to bet against, a number or shape (..., 1).

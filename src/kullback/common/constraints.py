@@ -35,7 +35,7 @@ class Constraint(ABC):
 
     Attributes:
         example: an accepted value, which the error message suggests.
-        instead: the text of the remedy, if the example is not enough; ``{call}`` stands for the name of the call.
+        instead: the text of the remedy, if the example is not enough; ``{call}`` is replaced by the name of the call.
         wanted: a description of the accepted values; if `wanted` is empty, `described` derives it.
         note: text appended to the derived description, such as the meaning of the number.
         optional: whether `Arguments.check` also accepts None.
@@ -294,7 +294,7 @@ class Arguments:
 
 
 def taken(kind: type[_Settings], options: dict[str, Any]) -> _Settings:
-    """Return a dataclass `kind` made from the options that are its fields, and remove these from `options`.
+    """Make a dataclass `kind` from the options that are its fields, and remove these from `options`.
 
     Example:
         >>> from kullback.models import Cut

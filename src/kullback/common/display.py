@@ -102,8 +102,8 @@ class Shown:
     def plot(self, ax: Axes | None = None, *, name: str | None = None) -> tuple[Figure, Axes]:
         """Plot the main numbers with their intervals, or another drawing of the HTML page, with matplotlib.
 
-        The axis says the kind, the unit, and the confidence of the intervals. An arrow marks an interval without a
-        limit. An infinite value is written as text at the edge of the plot.
+        The label of the axis has the kind, the unit, and the confidence of the intervals. An arrow marks an interval
+        without a limit. An infinite value is written as text at the edge of the plot.
 
         Arguments:
             ax: the axes to draw on; by default new axes.

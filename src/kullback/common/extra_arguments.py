@@ -77,7 +77,7 @@ def unknown_keyword(
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters of a function or class; a constructor with ``**`` adds those of its bases."""
+    """Return the parameters of a function or class; a constructor with ``**`` adds its bases' parameters."""
     signatures = [inspect.signature(function)]
     if isinstance(function, type):
         signatures += [inspect.signature(base) for base in function.__mro__[1:-1] if "__init__" in vars(base)]

@@ -29,7 +29,7 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def by_numbers(text: str) -> list[tuple[int, str]]:
-    """Return a key for sorting, by which step_9 comes before step_10."""
+    """Return a key for sorting that puts step_9 before step_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -206,7 +206,7 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 def _created(target: Path) -> tuple[BinaryIO, Path | None]:
-    """Create a file beside `target`; return the file and its path. The path of an unnamed file is None.
+    """Create a file in the folder of `target`; return the file and its path. The path of an unnamed file is None.
 
     The file is unnamed if the system supports such files, because a killed run leaves no unnamed file behind.
     """

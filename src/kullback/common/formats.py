@@ -41,7 +41,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def plus_minus(mean: float, low: float, high: float) -> str:
-    """Return a number with a distance of two digits that encloses an interval around it.
+    """Return a number with a symmetric margin of two digits; the margin encloses the interval from `low` to `high`.
 
     Example:
         >>> plus_minus(0.0021345, 0.00189, 0.00241), plus_minus(0.0, 0.0, 0.0)

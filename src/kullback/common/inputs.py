@@ -116,8 +116,7 @@ def tensor_bytes(x: Tensor) -> Any:
 def number_from(x: object) -> float:
     """Return a real number as a float, and NaN for any other object; NaN fails every range check.
 
-    A tensor gives NaN, because a float would lose the gradient of the tensor. True gives NaN, so that it does not count
-    as 1.
+    A tensor gives NaN, because a float would lose the gradient of the tensor. True gives NaN and not 1.
     """
     if type(x) is float:
         return x
@@ -350,7 +349,7 @@ def first_of(mask: Tensor) -> str:
 
 
 def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
-    """Return a text about the entries of `values` for which the mask `wrong` is true.
+    """Return a text about the entries of `values` where the mask `wrong` is true.
 
     The text has the first such value, its index, and the number of such values. `place` is appended to the index.
     """

@@ -18,10 +18,10 @@ from kullback.common.inference import normal_scores
 
 # `tests/estimators/test_dependence.py` measures false alarms and detection with the constants of this file.
 
-# The smallest number of rows between two turns, the smallest number of turns, and the most rows that are examined.
+# The smallest number of rows between two turns, the smallest number of turns, and the largest number of examined rows.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
-# The correlation of one source's rows, the probability that a missed turn lengthens (or shortens) the distance by one,
-# and the probability that the distance becomes any other distance.
+# The correlation of one source's rows, and two probabilities of a missed turn: that it lengthens (or shortens) the
+# distance by one, and that it gives any other distance.
 _SAME_SOURCE, _CHANGED, _LOST = 0.42, 0.12, 0.005
 # A log-likelihood ratio above `_EVIDENCE` is significant. After half of the rows, the filter stops if no log-likelihood
 # ratio has reached `_PROMISING`.
@@ -53,7 +53,7 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     means, gains, scales, precisions = sliding_window_view(sources, states, axis=2).swapaxes(1, 2)
     unchanged = (1 - 2 * _CHANGED) * (1 - _LOST)
     changed = _CHANGED * (1 - _LOST) / unchanged
-    # `lost` is the weight that each state gets from all other states. One more state is added at each end.
+    # `lost` is the weight that each state gets from all other states. Each end gets an additional state.
     lost = _LOST / states / unchanged / (1 + 2 * changed)
     weights, evidence = np.full((count, states + 2), lost), np.zeros(count)
     shorter, same, longer = weights[:, :-2], weights[:, 1:-1], weights[:, 2:]

@@ -99,8 +99,8 @@ def register_statistic(
     r"""Register a function as a statistic, whose mean over rows every comparison of predictions computes.
 
     The mean, with standard error and interval, is in `Comparison.further` under `name`, and in every report. Gates can
-    limit the mean: ``--fail-above NAME=LIMIT`` and ``NAME.value=LIMIT``. Comparisons that know only some classes, such
-    as comparisons with a reference file, leave the statistic out.
+    limit the mean: ``--fail-above NAME=LIMIT`` and ``NAME.value=LIMIT``. Comparisons with only some classes, such as
+    comparisons with a reference file, do not compute the statistic.
 
     Arguments:
         name: the name of the statistic, a Python identifier that no other statistic has.

@@ -218,8 +218,8 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     derivative of torch's trigamma is slow.
 
     Returns:
-        whether x is below `_FAR`; x clamped to the range from `_TINY` to `_FAR`; the clamped x plus 0, 1, ..., 9, in a
-        new last dimension; and 1 / x after the shift.
+        whether x is below `_FAR`; x clamped to the range from `_TINY` to `_FAR`; this x plus 0, 1, ..., 9 in a new last
+        dimension; and 1 / x after the shift.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)

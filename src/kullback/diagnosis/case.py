@@ -17,7 +17,7 @@ from kullback.losses.reduction import Reduction
 class Case:
     """The arguments of a call and the facts about them; P is `target`, and Q is `input`.
 
-    `paired` contains both tensors after `repair`, so that their rows match. `axes` has the dimensions of the classes.
+    `paired` contains both tensors with matching rows, after `repair`. `axes` has the dimensions of the classes.
     If both tensors are normalized only along another dimension, `axes` is that dimension. Several dimensions are joined
     to the dimension `dim` of `input` and `target`. `forward` is KL(target || input), and `backward` is KL(input ||
     target).

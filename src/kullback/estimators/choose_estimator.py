@@ -24,15 +24,8 @@ from kullback.errors import (
 )
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
 from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, share_of_repeated
-from kullback.estimators.dependence import Grouped, grouped
-from kullback.estimators.discrete.categorical_estimators import (
-    augmented_plugin,
-    coverage_adjusted,
-    dirichlet,
-    miller_madow,
-    plugin,
-    zhang_grabchak,
-)
+from kullback.estimators.dependence import Grouped, Shared, grouped, shared_draws
+from kullback.estimators.discrete.categorical_estimators import coverage_adjusted
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
 from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
 from kullback.estimators.draws import Draws, without_noise
@@ -57,16 +50,11 @@ from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
 from kullback.estimators.registry import CATEGORICAL, CONTINUOUS, METHODS, device_of, enlist, evidence_by
 from kullback.estimators.sample_checks import checked, checked_side, rng_of
-from kullback.estimators.shared_draws import Shared, shared_draws
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-for _one in (
-    *(coverage_adjusted, zhang_grabchak, plugin, miller_madow, augmented_plugin, dirichlet, bias_corrected),
-):
-    enlist(_one, categories=True)
 for _one in (histogram, nearest_neighbors, density_ratio):
     enlist(_one)
 METHODS.append("from_density")
@@ -88,15 +76,10 @@ def estimate_from_samples(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Return the estimate of a divergence from `Samples` on at least one side.
+    """Return the estimate of a divergence from `Samples` or `Counts` on at least one side.
 
-    Arguments:
-        call: the name of the call, for errors.
-        p, q: `Samples`, `Counts`, or a distribution or probabilities on one side.
-        kind: the divergence.
-        method: the name of an estimator; ``"auto"`` chooses an estimator for these draws.
-        confidence: the probability that the interval contains the divergence.
-        generator: the generator that some estimators take.
+    The other side may be a distribution or probabilities. `call` is the name of the call, for errors. The method
+    ``"auto"`` chooses an estimator for these draws.
     """
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
@@ -120,7 +103,7 @@ def estimate_from_samples(
 def _notes_on_values(p: object, q: object, ends: tuple[Any, Any] | None) -> list[str]:
     """Return notes on draws that were made equal, and on categories with few draws each.
 
-    Integers with so many values may be amounts. Vectors that leave the interval open have fewer values if some of their
+    Integers with many values may be amounts. Vectors that leave the interval open have fewer values if some of their
     components are left out.
     """
     notes: list[str] = []

@@ -75,7 +75,7 @@ class Evidence(ShortRepr):
         beyond: a function that takes half the width of the interval and returns the `Shift` of the upper limit for
             regions without draws.
         remarks: notes that follow the note of `beyond`, or a function of the upper limit that returns these notes.
-        groups: the number of independent groups from which the error was computed, for the quantile of Student's t. By
+        groups: the number of independent groups behind the error, for the quantile of Student's t. By
             default, it is the number of clusters if the draws have clusters; otherwise the quantile is normal.
         rate: the number r in a lower bound on the variance: the estimate of a divergence t has a variance of at least
             r t + `error`^2.
@@ -135,10 +135,7 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
     largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
     :math:`\hat D` counts as 0. All limits are at least 0.
 
-    Arguments:
-        evidence: the raw result of an estimator. The evidence of a batch must have `ends`.
-        confidence: the probability that the interval contains the divergence.
-        sides: the draws of P and of Q, which are needed if the evidence has `influence`.
+    The evidence of a batch must have `ends`. `sides` are the draws of P and of Q, which `influence` needs.
     """
     value = evidence.value
     if isinstance(value, Tensor) and value.ndim:

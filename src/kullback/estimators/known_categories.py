@@ -1,16 +1,36 @@
-"""KL(P || Q) from counts of P's draws and known probabilities of Q, with confidence intervals."""
+"""KL(P || Q) from counts of P's draws and known probabilities of Q, and the intervals of `Counts`."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from kullback.common.inference import two_sided_quantile, wilson_limit
+from kullback.common.progress import progress_bar
+from kullback.estimators.discrete.categorical_estimators import plugin
+from kullback.estimators.discrete.counts import is_drawn, number_of_draws, table_of
+from kullback.estimators.discrete.kinds import describe_kind, estimable
 from kullback.estimators.draws import Array
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite
+from kullback.estimators.evidence import (
+    SIDE_P,
+    SIDE_Q,
+    SMALL_P,
+    SMALL_Q,
+    Evidence,
+    by_direction,
+    estimate_of,
+    infinite,
+    interval_from,
+)
+from kullback.estimators.registry import evidence_by
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
+from kullback.representations import Counts, Representation
+from kullback.results.estimate import Estimate
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
@@ -35,12 +55,7 @@ _LEAST_PROBABILITY = 1e-12
 
 @dataclass(frozen=True)
 class UnseenByP:
-    """Q's log-probabilities of categories without draws of P; -inf if there are no such categories.
-
-    Attributes:
-        total: the log-probability of all such categories together.
-        least: the log-probability of the least probable of these categories.
-    """
+    """Q's log-probabilities of all categories without draws of P, and of the least probable one; -inf for none."""
 
     total: float
     least: float
@@ -81,16 +96,9 @@ def of_categories(
 ) -> Evidence:
     """Return the evidence of KL(P || Q): the mean of log p - log q over P's draws, its standard error and its interval.
 
-    Arguments:
-        counts: the effective number of draws in each category with draws; the sum is `n`.
-        log_q: the log-probabilities of these categories under Q.
-        elsewhere: Q's log-probabilities of the categories without draws.
-        variance_of: a function that returns the variance of the mean of log p - log q over the draws. Its argument has
-            the deviation from the mean for each category.
-        n: the effective number of draws.
-        groups: the number of independent groups of draws.
-        confidence: the probability that the interval contains the divergence.
-        clusters: the number of clusters, if any.
+    `counts`, with the sum `n`, has the effective number of draws in each category with draws, and `log_q` Q's
+    log-probability. `variance_of` returns the variance of the mean of log p - log q from the deviation from this mean
+    for each category. `groups` is the number of independent groups of draws, and `clusters` the number of clusters.
     """
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q
@@ -159,21 +167,15 @@ def ends_from_counts(
     .. math:: p_\theta \propto \hat p\, e^{\theta d}, \quad d = \log \hat p / q,
 
     which contains the proportions :math:`\hat p` (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of
-    :math:`\theta` is rejected if the sample mean of d differs from the mean of d under :math:`p_\theta` by more than
-    `quantile` standard errors, computed under :math:`p_\theta`. At the limit at which :math:`p_\theta` makes rare
-    categories rarer, the test has a continuity correction of half a draw. For the lower limit, all categories without
+    :math:`\theta` is rejected if the mean of d in the sample and under :math:`p_\theta` differ by more than `quantile`
+    standard errors, computed under :math:`p_\theta`. At the limit where :math:`p_\theta` makes rare categories rarer,
+    the test has a continuity correction of half a draw. For the lower limit, all categories without
     draws together get half a draw. For the upper limit, only the category among these with the smallest q gets half a
     draw. The distances of the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is
     at least the limit from `_near_q`.
 
-    Arguments:
-        counts: the counts of the categories with draws, shape (K,).
-        log_q: the log-probabilities of these categories under Q, shape (K,).
-        unseen: Q's log-probabilities of the categories without draws.
-        number: the effective number of independent draws.
-        quantile: the quantile of the normal distribution.
-        estimate: the bias-corrected estimate of KL.
-        added: the variance of the estimate in addition to the variance of a mean of d.
+    `number` is the effective number of independent draws, `estimate` the bias-corrected estimate of KL, and `added` the
+    variance of the estimate in addition to the variance of a mean of d.
 
     References:
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
@@ -280,13 +282,9 @@ def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
 
 @dataclass(frozen=True)
 class _Family:
-    """The exponential family of distributions proportional to `share` e^(theta d).
+    """The exponential family of distributions proportional to `share` e^(theta d), where d is log share - log q.
 
-    Attributes:
-        share: the probabilities of the categories at theta = 0.
-        d: log share - log q for each category.
-        log_q: the log-probabilities under Q.
-        mean: the mean of d over the draws.
+    `mean` is the mean of d over the draws.
     """
 
     share: Array
@@ -314,7 +312,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the theta nearest to 0 among those of sign `sign` that `number` draws reject; 0 if d is constant."""
+        """Return the theta of sign `sign` nearest to 0 that `number` draws reject; 0 if d is constant."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0
@@ -340,3 +338,68 @@ class _Family:
         square, cube = float(p @ rest**2), float(p @ rest**3)
         lattice = max(-sign * cube, 0.0) / square / (2 * number) if square > 0 else 0.0
         return sign * (mean - self.mean) - lattice > quantile * math.sqrt(square / number)
+
+
+# A batch gets at most this number of different notes, the most frequent notes of its rows.
+_MOST_NOTES = 5
+_TOO_FEW = Evidence(
+    math.nan, error=math.inf, ends=(0.0, math.inf), notes=["One draw gives only the interval from 0 to inf."]
+)
+_NO_DRAWS = (
+    "Counts with a prior, that are not whole numbers, or with a sum above 1e30 count as weights and have no interval. "
+    "For an interval, use whole numbers without prior=, with a smaller sum."
+)
+
+
+def with_interval(
+    p: Representation, q: Representation, kind: Divergence, estimate: Estimate, confidence: float
+) -> Estimate:
+    """Return `estimate` with a standard error, an interval and notes, which are computed from the counts of draws.
+
+    p and q are finite distributions with the same classes, at least one of them `Counts`. `estimate` is the divergence
+    between the proportions, in nats.
+    """
+    if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
+        return replace(estimate, notes=(*estimate.notes, _NO_DRAWS))
+    kind = estimable("estimate", kind)
+    evidence = _of_kind(p, q, kind, confidence)
+    described = estimate_of(evidence, estimate.value.device)
+    return replace(described, value=estimate.value, kind=estimate.kind, base=estimate.base)
+
+
+def _of_kind(p: Representation, q: Representation, kind: Divergence, confidence: float) -> Evidence:
+    if isinstance(kind, ReverseKL | Jeffreys):
+        return by_direction(kind, lambda p, q: _of_kind(p, q, KL(), confidence), p, q)
+    if isinstance(kind, KL) and isinstance(p, Counts):
+        if isinstance(q, Counts):
+            return evidence_by(plugin, p, q, confidence=confidence)
+        return _against_known(p, q, confidence)
+    evidence = describe_kind(table_of(p, q), kind, confidence)
+    return interval_from(replace(evidence, method="plugin"), confidence)
+
+
+def _against_known(p: Counts, q: Representation, confidence: float) -> Evidence:
+    """Return the evidence for rows of counts of P, shape (..., K), and known probabilities of Q."""
+    x = p.weights().detach().double()
+    logs = q.weights().detach().double()
+    logs = logs.log_softmax(-1) if q.in_logs else (logs / logs.sum(-1, keepdim=True)).log()
+    x, logs = torch.broadcast_tensors(x, logs)
+    shape, device = x.shape[:-1], x.device
+    flat = [side.reshape(-1, x.shape[-1]).cpu().numpy() for side in (x, logs)]
+    rows: list[Evidence] = []
+    with progress_bar("rows of counts") as update:
+        for counts, log_q in zip(*flat, strict=True):
+            rows.append(_TOO_FEW if counts.sum() < 2 else from_known_categories(counts, log_q, confidence))
+            rows[-1] = interval_from(rows[-1], confidence)
+            if update:
+                update(len(rows), len(flat[0]))
+    numbers = [(row.value, row.error, *(row.ends or ())) for row in rows]
+    columns = torch.tensor(numbers, dtype=torch.float64, device="cpu").reshape(*shape, 4).to(device)
+    value, error, low, high = columns.unbind(-1)
+    times = Counter(note for row in rows for note in row.notes)
+    notes = [
+        f"{number:,} of {len(rows):,} rows: {note}" if shape else note
+        for note, number in times.most_common(_MOST_NOTES)
+    ]
+    n = number_of_draws(x.sum(-1)), 0
+    return Evidence(value, error=error, ends=(low, high), notes=notes, n=n, method="plugin")

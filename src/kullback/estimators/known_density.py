@@ -3,7 +3,7 @@ r"""KL(P || Q) from draws of P and the known density of Q: the cross-entropy min
 .. math:: \mathrm{KL}(P \| Q) = -H(P) - E_P[\log q]
 
 The second term is estimated by a mean over the draws. For the first term, :math:`\log p` is estimated at each draw. So
-the estimate is a single mean of the differences :math:`\log p - \log q`, in which common variation cancels.
+the estimate is a single mean of the differences :math:`\log p - \log q`, and their common variation cancels.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from kullback.common.bijective import check_bijective
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import NoRuleError, P, Q, explain, invalid_type, invalid_value
-from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
-from kullback.estimators.knn.pilot import FlatError
+from kullback.estimators.knn.pilot import FlatError, LocalDensity, local_log_density
 from kullback.estimators.known_categories import (
     UnseenByP,
     below_zero,
@@ -35,11 +34,16 @@ from kullback.estimators.known_categories import (
     of_categories,
     spread_ties,
 )
-from kullback.estimators.local_density import LocalDensity, local_log_density
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import checked_side, rng_of, seeded
-from kullback.estimators.spans import common_span, rank_of
-from kullback.estimators.surfaces import surface_of
+from kullback.estimators.surfaces import (
+    common_span,
+    dimension_of,
+    fewest_dimensions,
+    rank_of,
+    surface_of,
+    too_few_dimensions,
+)
 from kullback.estimators.tails import beyond_tail, tail_allowance
 from kullback.samples import Samples
 
@@ -100,7 +104,7 @@ def from_density(
     For categories, :math:`\widehat{\log p}(x_i)` comes from the count of the category, and :math:`\hat b` is the
     contribution of categories without draws. For categories, the limits are like Wilson's limits for proportions, and
     allow for the categories without draws. If Q is a distribution on unbounded integers, the categories without draws
-    are the neighbors of observed integers; for other integers, the tail of log q is extrapolated.
+    are the neighbors of observed integers. For other integers, the tail of log q is extrapolated.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -113,11 +117,10 @@ def from_density(
         generator: not used, because the seed of the references depends on the draws alone.
 
     Returns:
-        the estimate in nats. The estimate is infinite, with a note, in three cases: Q has density 0 at a draw; P has an
-        atom; or all draws of P are in a plane or on a surface, and Q is not. If Q is on the simplex, such as a
-        Dirichlet, densities are with respect to all components except the last. The upper limit is infinite, with a
-        note, in two cases: the tail of log(p / q) is so heavy that its mean may be infinite, or the limit from the
-        draws alone is below 0.
+        the estimate in nats. The estimate is infinite, with a note, if Q has density 0 at a draw or P has an atom. It
+        is also infinite if all draws of P are in a plane or on a surface, and Q is not. If Q is on the simplex, such as
+        a Dirichlet, densities are with respect to all components except the last. The upper limit is infinite, with a
+        note, if the tail of log(p / q) may have an infinite mean, or if the limit from the draws alone is below 0.
 
     Raises:
         ArgumentValueError: there are too few draws, a draw is infinite, or the shapes of `p` and `q` do not fit. The
@@ -292,8 +295,8 @@ def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
 def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
     """Return a note on an infinite KL if P is in a plane or on a surface and Q is not; otherwise an empty string.
 
-    If P and Q are in the same plane or on the same surface, an error is raised: the density of Q may refer to any
-    coordinates on the surface.
+    An error is raised if P and Q are in the same plane or on the same surface, because Q's density may refer to any
+    coordinates there.
     """
     points = _coordinates(q, p.x)[0]
     with seeded(int(rng.integers(2**31))):
@@ -422,13 +425,10 @@ def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
 
 @dataclass(frozen=True)
 class _Bias:
-    """The bias of the estimate for a reference, and the bias that may remain in the estimate for P.
+    """The mean bias of the estimate for a reference, with its standard error.
 
-    Attributes:
-        value: the mean bias of the estimate for the reference.
-        error: the standard error of `value`.
-        left: the bias that may remain for P after `value` is subtracted.
-        above: the number a such that the remaining bias in the upper limit is sqrt(`left`^2 + a^2).
+    `left` is the bias that may remain for P after `value` is subtracted. In the upper limit, the remaining bias is
+    sqrt(`left`^2 + `above`^2).
     """
 
     value: float
@@ -451,15 +451,7 @@ def _bias(
     of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
     references is partly random, so the difference between their biases may enter the standard error. If this change is
     a larger decrease for P than for both references, P has more edges or sharper peaks than the references. The upper
-    limit then allows for a larger bias.
-
-    Arguments:
-        q: the distribution Q.
-        means: the estimates for P with k and with 4 k neighbors, shape (2,).
-        numbers: k and 4 k.
-        like: the number and the weights of the draws from a reference.
-        d: the number of components.
-        rng: the generator for draws from the references.
+    limit then allows for a larger bias. `means` has the estimates for P with k and with 4 k neighbors.
     """
     times = int(min(max(200_000 // like.n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
@@ -499,10 +491,7 @@ def _bias(
 class _Reference(NamedTuple):
     """The number and the weights of draws from a reference, chosen so that log p is estimated as well as for P's draws.
 
-    Attributes:
-        n: the number of draws.
-        weights: the weights from which `n` weights are chosen at random; None if all weights are equal.
-        weights_vary: the argument `weights_vary` of `local_log_density`.
+    The weights of the n draws are chosen at random from `weights`, which is None if all weights are equal.
     """
 
     n: int

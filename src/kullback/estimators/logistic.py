@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Flags
 from kullback.estimators.draws import Array, Integers
-
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 # Newton's method takes at most this number of steps, and stops earlier if the loss no longer decreases.
 _MOST_STEPS = 50
@@ -18,17 +17,13 @@ _MOST_STEPS = 50
 
 @dataclass(frozen=True)
 class Labeled:
-    """The pooled draws of P and Q, with the side, the weight and the unit of each draw.
+    """The n draws of P and the m draws of Q, shape (n + m, d), with the side, the weight and the unit of each draw.
 
-    Attributes:
-        x: the n draws of P and the m draws of Q, shape (n + m, d).
-        from_p: whether each draw is from P.
-        weights: the weights; for P's draws they have sum n, and for Q's draws sum m.
-        units: the number of each draw's unit, which is a cluster or a single draw.
+    The weights of P's draws have sum n, and those of Q's draws sum m. A unit is a cluster or a single draw.
     """
 
     x: Array
-    from_p: Mask
+    from_p: Flags
     weights: Array
     units: Integers
 
@@ -54,9 +49,8 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
 
     Probabilistic Outputs for Support Vector Machines (Platt, 1999)
 
-    Returns:
-        the calibrated log-odds, shape (N,) for N draws of both sides; the influence of each draw on (a, b), shape (N,
-        2); and the features (1, f), shape (N, 2).
+    The results are, for N draws of both sides: the calibrated log-odds, shape (N,); the influence of each draw on (a,
+    b), shape (N, 2); and the features (1, f), shape (N, 2).
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)

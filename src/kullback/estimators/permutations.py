@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from kullback.common.arrays import Flags
 from kullback.common.inference import chi_square_scores
 from kullback.common.progress import progress_bar
 from kullback.errors import invalid_value
@@ -23,16 +24,13 @@ ROUNDING = 1e-9
 
 
 class Labeling(NamedTuple):
-    """The assignment of the pooled draws to P and Q, by units that are exchanged as a whole.
+    """The assignment of the pooled draws to P and Q, by units that are exchanged as a whole, such as clusters.
 
-    Attributes:
-        unit_of: the number of each draw's unit, which is a cluster; None if each draw is a unit.
-        from_p: whether each unit comes from P.
-        in_pairs: whether unit i of P can be exchanged only with unit i of Q.
+    `unit_of` is None if each draw is a unit. If `in_pairs`, unit i of P can be exchanged only with unit i of Q.
     """
 
     unit_of: Integers | None
-    from_p: np.ndarray[Any, np.dtype[np.bool_]]
+    from_p: Flags
     in_pairs: bool = False
 
     @classmethod
@@ -79,10 +77,10 @@ class PermutationStatistics(ABC):
         """The number of float64 values that one shuffle needs in memory."""
 
     @abstractmethod
-    def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
+    def of_labels(self, from_p: Flags) -> Array:
         """Return the statistics of several labelings, shape (rows, statistics).
 
-        `from_p`, shape (rows, draws), says which draws count as draws of P in each labeling.
+        `from_p`, shape (rows, draws), is True for the draws that count as draws of P in each labeling.
         """
 
     def observed(self, labeling: Labeling) -> Array:
@@ -98,12 +96,9 @@ class PermutationStatistics(ABC):
 class BinCounts(PermutationStatistics):
     """Statistics of P's counts in bins; without clusters, shuffled counts are drawn from a hypergeometric distribution.
 
-    Attributes:
-        totals: the number of P's and Q's draws in each bin.
-        of_counts: the statistics by name. A statistic is a function of P's counts, shape (rows, bins), that returns
-            shape (rows,).
-        codes: the bin of each pooled draw; None if `counts` replaces `codes`.
-        counts: P's counts in the bins, for independent draws whose bins are not in `codes`; otherwise None.
+    `totals` has the number of P's and Q's draws in each bin. A statistic is a function of P's counts, shape (rows,
+    bins), that returns shape (rows,). `codes` has the bin of each pooled draw. For independent draws, `counts`, P's
+    counts in the bins, may replace `codes`.
     """
 
     totals: Integers
@@ -129,7 +124,7 @@ class BinCounts(PermutationStatistics):
         counts = rng.multivariate_hypergeometric(self.totals, draws_of_p, size=rows, method="marginals")
         return self._values(counts)
 
-    def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
+    def of_labels(self, from_p: Flags) -> Array:
         bins, codes = len(self.totals), cast("Integers", self.codes)
         return self._values(np.stack([np.bincount(codes[row], minlength=bins) for row in from_p]))
 
@@ -139,15 +134,11 @@ class BinCounts(PermutationStatistics):
 
 @dataclass(frozen=True)
 class QuadraticForms(PermutationStatistics):
-    """Statistics from sums of similarities within P, within Q and between P and Q.
+    """Statistics, by name, from sums of similarities within P, within Q and between P and Q.
 
-    Attributes:
-        matrices: symmetric matrices of the similarities of pooled draws, dense or sparse, by the name of the statistic.
-        features: features of the pooled draws, shape (draws, features). The similarity is their inner product, so the
-            statistic is the sum of squared differences between the means of P and Q.
-        scores: features for which the statistic is the largest absolute difference between the means of P and Q.
-
-    Features and scores have mean 0 over the pooled draws.
+    The similarities of pooled draws are symmetric matrices, dense or sparse, or the inner products of features, shape
+    (draws, features). For features, the statistic is the sum of squared differences between the means of P and Q. For
+    scores, it is the largest absolute difference. Features and scores have mean 0 over the pooled draws.
     """
 
     matrices: dict[str, Any]
@@ -162,7 +153,7 @@ class QuadraticForms(PermutationStatistics):
     def width(self) -> int:
         return 4 * next(iter(self.matrices.values())).shape[0]
 
-    def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
+    def of_labels(self, from_p: Flags) -> Array:
         labels = np.ascontiguousarray(from_p.T, dtype=np.float32)
         n = labels.sum(0, dtype=float)
         m = len(labels) - n
@@ -208,12 +199,7 @@ def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = 
     Each statistic is converted to a normal score by its distribution over all labelings, including the observed
     labeling. The combination is the weighted sum of the inverse tail probabilities of these scores. The rank of the
     observed combination among all labelings gives the p-value, so the test is exact for any distribution of the
-    statistics.
-
-    Arguments:
-        observed: the statistics of the observed draws, shape (statistics,).
-        shuffled: the statistics of the shuffles, shape (shuffles, statistics).
-        weights: the weight of each statistic; all weights are equal by default.
+    statistics. `observed` has the shape (statistics,), and `shuffled` the shape (shuffles, statistics).
     """
     values = np.concatenate([observed[None], shuffled])
     values = _rounded(values / np.maximum(np.abs(values).max(0), np.finfo(float).tiny))

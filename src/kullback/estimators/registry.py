@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Concatenate, NamedTuple, ParamSpec, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from kullback.results.estimate import Estimate
 
 Options = ParamSpec("Options")
 Estimator = Callable[..., Estimate]
+_Public = TypeVar("_Public", bound=Estimator)
 
 # `CATEGORICAL` maps the name of a method to the public function for draws of categories, and `CONTINUOUS` to the public
 # function for draws of numbers. `METHODS` has the names of all methods.
@@ -29,13 +30,7 @@ METHODS = ["auto"]
 
 
 class _Parts(NamedTuple):
-    """The parts of a public estimator.
-
-    Attributes:
-        evidence: the function that returns `Evidence`.
-        checks: the function that checks the draws of P and Q.
-        method: the name of the method.
-    """
+    """The function that returns `Evidence`, the function that checks the draws, and the name of the method."""
 
     evidence: Callable[..., Evidence]
     checks: Callable[[str, Any, Any], tuple[Any, Any]]
@@ -85,9 +80,9 @@ def register_estimator(
     return register
 
 
-def enlist(estimator: Any, *, categories: bool = False) -> Any:
+def enlist(estimator: _Public, *, categories: bool = False) -> _Public:
     """Add a public estimator to the methods of `kl_estimate`, and return the estimator."""
-    name = estimator.parts.method
+    name = cast("Any", estimator).parts.method
     if name in METHODS:
         raise RegistrationError(
             explain(

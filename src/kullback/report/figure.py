@@ -42,7 +42,7 @@ def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[
     title = page.outcome if name is None else drawing.title
     unbroken = plain(title).replace(" || ", "\xa0‖\xa0")  # no line ends inside of "KL(to ‖ q)"
     lines = textwrap.fill(unbroken, LONGEST_LINE).replace("\xa0", " ").replace("||", "‖")
-    legend_height = 18 if axes.get_legend() else 0  # in points; the legend is between the plot and its title
+    legend_height = 18 if axes.get_legend() else 0  # in points, between the plot and its title
     axes.set_title(lines, fontsize="medium", pad=6 + legend_height)
     return cast("Figure", axes.figure), axes
 

@@ -37,8 +37,8 @@ STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "gree
 _LABELS: dict[Outcome, str] = {"failed": "FAILED", "unclear": "CANNOT TELL", "passed": "passed"}
 LONGEST_NAME = 18  # a table has room for this number of characters in its first column; a longer name folds
 MOST_REMARKS = 25
-MOST_LINES = 12  # the most lines of a brief report
-_INDENT = "    "  # stands before each line of source code
+MOST_LINES = 12  # the largest number of lines of a brief report
+_INDENT = "    "  # begins each line of source code
 _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 
 

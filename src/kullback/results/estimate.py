@@ -93,7 +93,7 @@ class TwoSampleTest(ShortRepr, ShownNumber):
             ``"products"``.
         notes: sentences about the draws and the effect.
         least_p_value: the smallest p-value that these numbers of draws and permutations allow. If it is 0.05 or more,
-            the test cannot tell whether P and Q differ.
+            the test can find no difference between P and Q.
 
     Example:
         >>> from kullback import Samples, two_sample_test

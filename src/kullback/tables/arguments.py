@@ -35,10 +35,9 @@ def name_or_none(name: str | None) -> str:
 
 
 def names_of(call: str, argument: str, names: Sequence[str] | None) -> list[str] | None:
-    """Return the names of columns as a list; None stands for all columns.
+    """Return the names of columns as a list; None means all columns.
 
-    Raises:
-        ArgumentTypeError: `names` is a single string, whose letters would count as names, or holds other values.
+    A single string is refused, because its letters would count as names.
     """
     if names is None:
         return None
@@ -58,12 +57,7 @@ def names_of(call: str, argument: str, names: Sequence[str] | None) -> list[str]
 def chosen_of(
     call: str, columns: Sequence[str] | None, exclude: Sequence[str] | None
 ) -> tuple[list[str] | None, list[str]]:
-    """Return the names of the columns to use (None for all columns), and the names of the columns to leave out.
-
-    Raises:
-        ArgumentTypeError: `columns` or `exclude` is not a list of names.
-        ArgumentValueError: both `columns` and `exclude` are given.
-    """
+    """Return the names of the columns to use (None for all columns), and the names of the columns to leave out."""
     if columns is not None and exclude is not None:
         raise invalid_value(
             call,
@@ -78,22 +72,14 @@ def chosen_of(
 def refuse_unknown(
     call: str, exclude: Sequence[str], there: Sequence[str], where: str = "the tables"
 ) -> None:
-    """Refuse to leave out a column that does not exist.
-
-    Raises:
-        ArgumentValueError: a name in `exclude` is not the name of a column.
-    """
+    """Refuse to leave out a column that does not exist."""
     for name in exclude:
         if name not in there:
             raise no_column(call, "exclude", name, there, where)
 
 
 def check_column(call: str, argument: str, value: object) -> None:
-    """Refuse a value that is not the name of a single column.
-
-    Raises:
-        ArgumentTypeError: the value is neither a string nor None.
-    """
+    """Refuse a value that is neither the name of a single column nor None."""
     if value is not None and not isinstance(value, str):
         got = printable(safe_repr(value), LONGEST_NAME)
         raise invalid_type(
@@ -102,11 +88,7 @@ def check_column(call: str, argument: str, value: object) -> None:
 
 
 def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return groups of two or more columns as tuples.
-
-    Raises:
-        ArgumentValueError: a group does not consist of two or more different names.
-    """
+    """Return groups of two or more columns as tuples; refuse other groups."""
     several: Any = joint
     groups = list(several) if hasattr(several, "__iter__") and not isinstance(several, str) else [None]
     listed = [None if isinstance(group, str) else _strings(group) for group in groups]

@@ -31,26 +31,29 @@ from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.text_types import reason_against, ways_to_read
 from kullback.tables.columns.types import Field
-from kullback.tables.contents import content_finding, content_of, parsed_finding
 from kullback.tables.contingency import (
     ComparedBins,
     Pair,
+    TableSettings,
     column_bins,
     column_contingency,
     divergences,
+    effective_rows,
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.plot_bins import histogram
-from kullback.tables.settings import TableSettings, effective_rows
 from kullback.tables.table_findings import (
     changed_type,
     column_findings,
+    content_finding,
+    content_of,
     finding,
     in_proportion,
     order_findings,
+    parsed_finding,
     schema_findings,
     size_findings,
     text_finding,
@@ -101,14 +104,14 @@ def compare_tables(
 
     Arguments:
         p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
-            Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+            Polars (also lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
         q: the table that is compared with the reference: a path or a table of the same kinds.
         columns: the names of the columns to compare; None compares all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1. Standard errors assume that weights
             do not depend on the values.
-        cluster: the column with the group of each row, if rows of a group depend on each other (the visits of a user,
-            the measurements of a machine). Standard errors and tests then assume independent groups. None means that
+        cluster: the column with the group of each row, if rows of a group depend on each other, such as the visits of a
+            user. Standard errors and tests then assume independent groups. None means that
             rows have no groups.
         independent: whether rows are known to be independent. If not, and without `cluster`, the order of the first
             32,768 rows is examined, and repeated rows of continuous numbers are counted. If a column shows dependence,
@@ -241,12 +244,7 @@ def compare_profiles(
 class _Sides:
     """Two tables whose columns are compared.
 
-    Attributes:
-        p: P's profile.
-        q: Q's profile.
-        settings: the settings of the comparison, with the effective numbers of rows.
-        tables: both tables, which are read again for clusters and groups of columns; empty if only profiles are known.
-        counting: the weights, the other profile and the progress function with which the tables are counted.
+    The tables are read again for clusters and groups of columns; there are none if only profiles are known.
     """
 
     p: Profile
@@ -256,7 +254,7 @@ class _Sides:
     counting: Counting
 
     def columns(self, names: Sequence[str]) -> tuple[list[ColumnComparison], list[Finding]]:
-        """Compare each column; return the comparisons and their findings, with those on identifiers last."""
+        """Compare each column; return the comparisons and their findings, with the findings on identifiers last."""
         own = {name: self._bins([name]) for name in names}
         counted: dict[tuple[str, ...], Pair] = {}
         if self.settings.cluster is not None and names:

@@ -15,14 +15,12 @@ from kullback.common.inference import of_tests_on_the_same_rows
 from kullback.errors import invalid_value, quoted
 from kullback.results.finding import Finding
 from kullback.results.value import Value
-from kullback.tables.choose_bins import bin_counts, choose_bins
-from kullback.tables.columns.bin_labels import interval_labels
+from kullback.tables.choose_bins import bin_counts, choose_bins, interval_labels
 from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
-from kullback.tables.engines.engine import ParsedTable
+from kullback.tables.engines.engine import ParsedTable, is_text_field
 from kullback.tables.engines.joint_counter import JointCounts
-from kullback.tables.engines.parsed_columns import is_text_field
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
@@ -39,10 +37,55 @@ from kullback.tables.inference.ordered import (
 )
 from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
 from kullback.tables.inference.word_test import word_test
-from kullback.tables.settings import TableSettings
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin, Divergences
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """The settings of a comparison, with the source of all randomness, and the effective numbers of rows of P and Q.
+
+    `independent` says whether rows, or the clusters in the column `cluster`, are known to be independent.
+    """
+
+    max_bins: int
+    confidence: float
+    random: np.random.Generator
+    cluster: str | None = None
+    independent: bool = False
+    sizes: tuple[float, float] = (0.0, 0.0)
+
+    def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> TableSettings:
+        """Return the settings for some columns, with fewer effective rows if the columns' rows are dependent."""
+        times = [1.0 if side.order is None else side.order.time(columns) for side in (p, q)]
+        return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))
+
+    def number_of_bins(self, columns: int = 1) -> int:
+        """Return the number of bins of each column that gives combinations of bins at least 10 rows on average."""
+        allowed = (min(self.sizes) / MIN_EXPECTED) ** (1 / columns)
+        return max(2, min(self.max_bins, int(allowed + 1e-9)))
+
+    def findings(self, shared: Sequence[str]) -> list[Finding]:
+        """Return the finding that there are too few rows for intervals, or for as many bins as asked for."""
+        if not shared:
+            return []
+        least = min(self.sizes)
+        rows = f"{least:.4g} independent row{'' if least == 1 else 's'} in the smaller table"
+        if least < MIN_EFFECTIVE:
+            return [finding("few-rows", f"{rows}: no intervals below {MIN_EFFECTIVE:g}")]
+        if self.number_of_bins() < self.max_bins:
+            fewer = f"{self.number_of_bins()} bins instead of {self.max_bins}"
+            return [finding("few-rows", f"{rows}: {fewer}, {MIN_EXPECTED:g} rows for each")]
+        return []
+
+
+def effective_rows(profile: Profile) -> float:
+    """Return the number of equally weighted rows that gives the same variance (Survey Sampling, Kish, 1965)."""
+    if profile.weights is None or not profile.weight_squares > 0:
+        return float(profile.rows)
+    return profile.weight**2 / profile.weight_squares
+
 
 # The joint counts of P and of Q, by cluster (if there are clusters) and by bins.
 Pair = tuple[JointCounts, JointCounts]
@@ -111,16 +154,10 @@ def _in_order(item: tuple[tuple[Any, ...], float]) -> tuple[tuple[str, Any], ...
 
 @dataclass(frozen=True)
 class ContingencyTable:
-    """The weights of P and of Q in bins.
+    """The weights of P and of Q in bins, with the label of each bin, and the ends of each bin of numbers.
 
-    Attributes:
-        labels: the label of each bin.
-        ends: the two ends of each bin of numbers; None for any other bin.
-        p: P's weight in each bin.
-        q: Q's weight in each bin.
-        ordered: whether the bins have an order. Ordered bins are all listed, and none of them is pooled.
-        index: the index of the bin for each key of the joint counts; None if the key itself is this index.
-        bins: the bins of a single column; None for combinations.
+    Bins that are `ordered` are all listed, and none of them is pooled. `index` has the index of the bin for each key of
+    the joint counts; it is None if the key itself is this index. `bins` is None for combinations of columns.
     """
 
     labels: Sequence[str]
@@ -135,17 +172,11 @@ class ContingencyTable:
 def column_bins(
     p: Profile, q: Profile, name: str, number: int, sizes: tuple[float, float], *, together: bool
 ) -> Bins:
-    """Return the bins of one column; neighboring bins of numbers are joined if they are rare.
+    """Return the bins of one column, about `number` for numbers; neighboring bins of numbers are joined if rare.
 
-    Arguments:
-        p: P's profile.
-        q: Q's profile.
-        name: the name of the column.
-        number: the approximate number of bins of a column of numbers.
-        sizes: the effective numbers of rows of P and Q.
-        together: whether the bins end at quantiles of both tables (half of the weight each) instead of P's quantiles.
-            P's quantiles are close to P's clusters and to P's rows with large weights. In bins that end there, P and Q
-            would differ even if their distributions are equal.
+    If `together`, the bins end at quantiles of both tables (half of the weight each) instead of P's quantiles. P's
+    quantiles are close to P's clusters and to P's rows with large weights. In bins that end there, P and Q would differ
+    even if their distributions are equal.
     """
     before, after = p.columns[name], q.columns[name]
     reference = _average(before, after) if together and before.buckets and after.buckets else before
@@ -193,7 +224,7 @@ def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins
 def joint_contingency(
     group: Sequence[str], bins: Mapping[str, Bins], pair: Pair, *, clustered: bool
 ) -> ContingencyTable:
-    """Return the contingency table of those combinations of several columns' bins that occur."""
+    """Return the contingency table of the combinations of several columns' bins that occur."""
     start = 1 if clustered else 0
     keys = sorted({key[start:] for side in pair for key in side})
     index = {key: number for number, key in enumerate(keys)}
@@ -209,15 +240,7 @@ def joint_contingency(
 
 
 class ComparedBins(NamedTuple):
-    """The comparison of bins.
-
-    Attributes:
-        divergences: the divergences between the bins.
-        findings: findings that limit or explain the divergences.
-        ks: the Kolmogorov-Smirnov distance of a column of numbers; None for other columns.
-        words: the divergence of the words in a column of texts (`ColumnComparison.words`); None if words were not
-            compared.
-    """
+    """The divergences between bins, findings that limit or explain them, and two values of `ColumnComparison`."""
 
     divergences: Divergences
     findings: list[Finding]
@@ -232,15 +255,10 @@ def divergences(
     columns: Sequence[str],
     profiles: tuple[ColumnProfile, ColumnProfile] | None = None,
 ) -> ComparedBins:
-    """Compare P's and Q's weights in the bins of a contingency table.
+    """Compare P's and Q's weights in the bins of a contingency table; `columns` are the names for the findings.
 
-    Arguments:
-        table: the contingency table.
-        settings: the settings of the comparison.
-        clustered: the joint counts of P and Q by cluster and bin; None if rows are independent.
-        columns: the names of the columns, for the findings.
-        profiles: P's and Q's profile of a single column, whose order of numbers and words are compared too; None for
-            several columns.
+    `clustered` has the joint counts by cluster and bin; it is None if rows are independent. `profiles` are those of a
+    single column, whose order of numbers and words are compared too.
     """
     pooled = _pooled(table, settings, clustered)
     ordered = None if profiles is None else _in_order_of_numbers(table, pooled, settings, profiles)
@@ -316,13 +334,10 @@ def _in_order_of_numbers(
 
 @dataclass(frozen=True)
 class _Pooled:
-    """The bins that are compared: frequent bins, followed by groups of rare values.
+    """The weights of P and of Q in the bins that are compared: frequent bins, then labeled groups of rare values.
 
     Attributes:
         frequent: the index in the contingency table of each bin that is compared by itself.
-        groups: the label of each group of rare values.
-        p: P's weight in each bin and group.
-        q: Q's weight in each bin and group.
         values: the number of rare bins in the contingency table.
         rare: the rows of the rare values, by value and group; None if there is at most one group.
         clusters: P's and Q's weight in each bin and group, by cluster; None if rows are independent.
@@ -372,7 +387,7 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
-    """Return whether to use posterior intervals: for independent rows in few categories, some of which are rare."""
+    """Return whether to use posterior intervals: for independent rows in few categories, with some rare categories."""
     if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
         return False
     occupied = table.p + table.q > 0

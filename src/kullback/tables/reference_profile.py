@@ -169,14 +169,7 @@ def batch_profile(
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
-    """Return the profile of all parts together.
-
-    Arguments:
-        profiles: one profile or more, all counted like the same reference.
-
-    Raises:
-        ArgumentValueError: there is no profile, or two profiles have different columns, weights or grids.
-    """
+    """Return the profile of all parts together; they have to be counted like the same reference."""
     if not profiles:
         instead = "merge_profiles([first, second])"
         raise invalid_value(

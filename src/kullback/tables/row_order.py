@@ -35,14 +35,10 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The dependence of rows, as the number of rows with the information of one independent row.
+    """The dependence of the examined rows, as the number of rows with the information of one independent row.
 
-    Attributes:
-        rows: the number of examined rows.
-        times: for each column whose order shows dependence, the number of rows with the information of one independent
-            row.
-        unknown: the columns with too few independent blocks of rows.
-        repeated: the number of rows for each distinct row; 1 unless rows of continuous numbers are repeated.
+    `times` has this number for each column whose order shows dependence. The columns in `unknown` have too few
+    independent blocks of rows. `repeated` is 1 unless rows of continuous numbers are repeated.
     """
 
     rows: int

@@ -12,12 +12,16 @@ import numpy as np
 
 from kullback.errors import LONGEST_MESSAGE, printable, quoted
 from kullback.results.finding import Finding, Level
-from kullback.tables.columns.bin_labels import constant_label
+from kullback.tables.choose_bins import constant_label
+from kullback.tables.columns.text_types import identifies, reason_against
+from kullback.tables.columns.ways_of_writing import evidence_of_categories, shares
 
 if TYPE_CHECKING:
+    from kullback.results.finding import Finding
     from kullback.tables.columns.column_profile import ColumnProfile
     from kullback.tables.columns.types import Field
     from kullback.tables.table_profile import Profile
+    from kullback.tables.table_results import Content
 
 FINDINGS: dict[str, tuple[Level, str]] = {
     "no-rows": ("error", "a table has no rows, or no weight: there is no comparison"),
@@ -99,13 +103,7 @@ def size_findings(p: Profile, q: Profile) -> list[Finding]:
 def schema_findings(
     p: dict[str, Field], q: dict[str, Field], names: list[str]
 ) -> tuple[list[str], list[Finding]]:
-    """Return the columns that can be compared, and findings with the reasons why other columns cannot.
-
-    Arguments:
-        p: the columns of P's table.
-        q: the columns of Q's table.
-        names: the names of the columns to compare.
-    """
+    """Return the columns of `names` that can be compared, and findings with the reasons why others cannot."""
     usable: list[str] = []
     findings: list[Finding] = []
     for name in names:
@@ -167,11 +165,7 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
 def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None = None) -> Finding | None:
     """Return the finding that a column has another type in Q; None if the types agree or a side has no values.
 
-    Arguments:
-        name: the name of the column.
-        p: the column's profile in P.
-        q: the column's profile in Q.
-        why: the reason why text is not compared as the numbers or dates that it holds; None if there is no such text.
+    `why` is the reason why text is not compared as the numbers or dates that it holds.
     """
     if p.empty or q.empty:
         return None
@@ -289,13 +283,9 @@ class Unshared(NamedTuple):
 
 
 def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
-    """Return the categories that one side has and the other lacks.
+    """Return the categories that are there and not elsewhere.
 
     The result is empty if the other side has no values or does not name all its categories.
-
-    Arguments:
-        there: the side that has the categories.
-        elsewhere: the side that lacks the categories.
     """
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())
@@ -326,3 +316,68 @@ def _listed(unshared: Unshared) -> str:
     shown = ", ".join(map(quoted, unshared.names[:NAMED]))
     word = "category" if unshared.number == 1 else "categories"
     return f"{unshared.number:,} {word} ({shown}{', ...' if unshared.number > NAMED else ''})"
+
+
+_MOST = 0.5  # a column of text is reported if more than this share of its texts are numbers or dates
+
+
+def content_of(name: str, p: ColumnProfile, q: ColumnProfile, *, weighted: bool) -> Content | None:
+    """Return the kind of content that makes a column's divergences doubtful; None for other columns.
+
+    Profiles of rows with weights do not show the numbers of rows.
+    """
+    sides = [column for column in (p, q) if not column.empty]
+    if not sides:
+        return None
+    if not weighted and all(identifies(name, column) for column in sides):
+        return "identifier"
+    return "numbers-as-text" if max(_share(column)[0] for column in sides) > _MOST else None
+
+
+def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Content) -> Finding:
+    """Return the finding on the content of a column."""
+    if content == "identifier":
+        message = (
+            f"{quoted(name)} holds identifiers: nearly every row has its own value, so that its divergences say "
+            f"nothing about a shift; leave it out with exclude= (--exclude)"
+        )
+        return finding(content, message, name)
+    share, what = max(map(_share, (p, q)))
+    convert = "pandas.to_datetime" if what == "dates" else "pandas.to_numeric"
+    message = (
+        f"{quoted(name)} holds text, of which {100 * share:.3g} % are {what}: they are compared as categories, which "
+        f"hardly show a shift, because {reason_against(name, p, q)}; convert the column first, as with "
+        f"{convert}(column, errors='coerce')"
+    )
+    return finding(content, message, name)
+
+
+def parsed_finding(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
+    """Return the finding that a column of text is compared as numbers or dates; None for other columns."""
+    way = p.written or q.written
+    if way is None:
+        return None
+    texts = [(side, column) for side, column in (("P", p), ("Q", q)) if column.written is not None]
+    where = "" if len(texts) == 2 else f" in {texts[0][0]}"
+    opening = f"{quoted(name)} holds text{where}, which is compared as {way}"
+    without = [(side, column) for side, column in texts if column.unparsed > 0]
+    if not without:
+        return replace(finding("numbers-as-text", opening, name), level="note")
+    parts = [
+        f"{100 * column.unparsed / column.total:.3g} % of {side}'s values{_most_frequent(column)}"
+        for side, column in without
+    ]
+    message = f"{opening}; {' and '.join(parts)} are no such {way.what} and count as missing"
+    return finding("numbers-as-text", message, name)
+
+
+def _most_frequent(column: ColumnProfile) -> str:
+    texts = column.unparsed_texts
+    return f" (most often {quoted(max(texts, key=texts.__getitem__))})" if texts else ""
+
+
+def _share(column: ColumnProfile) -> tuple[float, str]:
+    """Return the share of numbers or of dates in a column's texts, the larger of the two; 0 if they may be codes."""
+    if column.column_type != "categorical":
+        return 0.0, "numbers"
+    return max((share, what) for what, share in shares(evidence_of_categories(column)).items())

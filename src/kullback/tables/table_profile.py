@@ -46,9 +46,7 @@ from kullback.tables.columns.ways_of_writing import Evidence
 from kullback.tables.columns.written_numbers import Written
 from kullback.tables.engines import open_table
 from kullback.tables.engines.column_counters import EndsCounter, EvidenceCounter, ProfileCounter, counter_of
-from kullback.tables.engines.engine import ParsedTable, Table
-from kullback.tables.engines.parsed_columns import is_text_field, unparsed_of
-from kullback.tables.engines.table_counter import TableCounter
+from kullback.tables.engines.engine import ParsedTable, Table, TableCounter, is_text_field, unparsed_of
 from kullback.tables.row_order import RowOrder, row_order
 
 SCHEMA = "kullback.profile/2"
@@ -201,8 +199,8 @@ def profile_table(
     if at least 90 % of its texts have the same form without any ambiguity (`ColumnProfile.written`).
 
     Arguments:
-        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
-            a table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas, Polars (also
+            lazy), PyArrow, DuckDB, Dask, PySpark or Ibis. A file may be larger than memory.
         columns: the names of the columns to count; None counts all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1.
@@ -216,8 +214,9 @@ def profile_table(
 
     Raises:
         ArgumentTypeError: the frame is not a table.
-        ArgumentValueError: a requested or excluded column does not exist, a requested column cannot be profiled, two
-            columns have the same name, both `columns` and `exclude` are given, or a weight is negative or not finite.
+        ArgumentValueError: a requested or excluded column does not exist, a requested column cannot be profiled, or two
+            columns have the same name. It is also raised for both `columns` and `exclude`, and for a negative or
+            infinite weight.
         FileError: a file is missing, damaged or of an unknown format.
         OptionalDependencyError: a package is missing; the error names it.
 
@@ -244,13 +243,7 @@ def profile_table(
 
 
 class Counting(NamedTuple):
-    """The settings with which tables are counted.
-
-    Attributes:
-        weights: the column of the rows' weights; None if rows have no weights.
-        like: a profile whose column types and grids are used; None if they are chosen from the table.
-        tell: a function that is called with a sentence before each reading of a table.
-    """
+    """The column of weights, the profile whose types and grids are used, and the function that reports progress."""
 
     weights: str | None
     like: Profile | None
@@ -281,24 +274,16 @@ def profile_opened(
 
 @dataclass(frozen=True)
 class CountedTable:
-    """A table whose columns are counted, and whose order of rows is not examined yet.
-
-    Attributes:
-        table: the table, with parsed columns of text.
-        profile: the counts of the table.
-        counting: the settings with which the table was counted.
-    """
+    """A table, with parsed columns of text, whose columns are counted; its order of rows is not examined yet."""
 
     table: Table
     profile: Profile
     counting: Counting
 
     def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
-        """Return the table after some columns of text are counted as the numbers or dates that they hold.
+        """Return the table after columns of text are counted as numbers or dates that are written in these `ways`.
 
-        Arguments:
-            ways: the columns of text, each with the way in which its numbers or dates are written.
-            again: further columns to count again, with the types and grids of `Counting.like`.
+        The columns in `again` are counted again, with the types and grids of `Counting.like`.
         """
         names = [name for name in self.profile.columns if name in ways or name in again]
         if not names:
@@ -376,7 +361,7 @@ def _counted(
 
 
 def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
-    """Return the columns of text that another profile has parsed, with the way in which they are written."""
+    """Return the columns of text that another profile has parsed, with their formats."""
     ways = {
         field.name: like.columns[field.name].written
         for field in fields

@@ -14,7 +14,7 @@ from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
 from kullback.estimators.density_ratio import classifier_estimate
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
-from kullback.estimators.density_ratio.gaussian import gaussian_kl, gaussian_log_odds
+from kullback.estimators.density_ratio.classifiers import gaussian_kl, gaussian_log_odds
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import Evidence, interval_from
 from kullback.estimators.logistic import Labeled, calibrated

@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from kullback.common.arrays import Flags
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.optional import load
 from kullback.common.progress import Update, progress_bar
@@ -28,12 +29,11 @@ from kullback.estimators.density_ratio.classifiers import (
     NamedClassifier,
     candidates_for,
     check_classifier,
+    gaussian_kl,
     have_two_values,
     users_candidate,
 )
-from kullback.estimators.density_ratio.gaussian import gaussian_kl
 from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, missed, share_of_repeated
-from kullback.estimators.dimension import fills_less
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
 from kullback.estimators.evidence import (
     SIDE_P,
@@ -46,12 +46,11 @@ from kullback.estimators.evidence import (
     noted,
 )
 from kullback.estimators.histogram import histogram
-from kullback.estimators.logistic import Labeled, Mask, calibrated, log_loss, mean_over_p
+from kullback.estimators.logistic import Labeled, calibrated, log_loss, mean_over_p
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.sample_checks import rng_of
-from kullback.estimators.spans import common_span
-from kullback.estimators.tails import heaviness
-from kullback.estimators.unseen import unseen_in_scores, upper_end
+from kullback.estimators.surfaces import common_span, fills_less
+from kullback.estimators.tails import heaviness, unseen_in_scores, upper_end
 
 # `benchmarks/coverage.py` checks the constants of this file on vectors with clusters, and `benchmarks/bench_samples.py`
 # compares the errors with other estimators.
@@ -74,8 +73,8 @@ _MOST_BEYOND = 0.25
 _DRAWS_FOR_THREADS = 20_000
 # `_SPLITS` has the smallest and the largest number of random splits into folds. `_HALVINGS` has these numbers for the
 # random splits into halves, which the extrapolation uses. For regressions, `_BUDGET` limits the product of the number
-# of splits, the number of draws and the squared number of features. With these constants, the standard deviation of the
-# value over seeds was 3 to 8 % of the width of the interval on four data sets of 3 to 50 dimensions. It was 19 % on a
+# of splits, the number of draws and the squared number of features. With these constants, the value's standard
+# deviation over seeds was 3 to 8 % of the interval's width on four data sets of 3 to 50 dimensions. It was 19 % on a
 # fifth data set with heavy tails. With one split into folds, it was 9 to 14 % on all five data sets.
 _SPLITS = 1, 32
 _HALVINGS = 3, 96
@@ -108,11 +107,11 @@ def density_ratio(
         \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
         \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
 
-    The candidate classifiers are: linear and quadratic logistic regression; quadratic regression of asinh-scaled
-    coordinates; spline regression without and with products of coordinates; from 4 dimensions on, quadratic regression
-    of the logarithms of squares; gradient-boosted trees; and the ratio of fitted Gaussian densities. The value is a
-    weighted mean over the candidates with the smallest losses in cross-validation. The weights decrease exponentially
-    with the loss, and a note names the candidates and their weights.
+    The candidate classifiers are linear, quadratic and spline regressions, boosted trees and the ratio of fitted
+    Gaussian densities. All regressions are logistic. One quadratic regression has asinh-scaled coordinates, and one
+    spline regression has products of coordinates. From 4 dimensions on, one quadratic regression has the logarithms of
+    squares. The value is a weighted mean over the candidates with the smallest losses in cross-validation. The weights
+    decrease exponentially with the loss, and a note names the candidates and their weights.
 
     Each draw is evaluated by an :math:`\hat f` that was fitted without the draw's fold and calibrated to the labels.
     The value is extrapolated to infinitely many draws, from fits to half of the draws and fits to all folds but one.
@@ -122,8 +121,8 @@ def density_ratio(
     of KL between Gaussians.
 
     If all components have two values, the candidates are linear and quadratic regression and trees. If at least a
-    quarter of the draws equals another one, the sides of equal draws then show what the classifiers miss. The upper
-    limit allows for it, and is infinite if it is significant.
+    quarter of the draws equals another one, the sides of equal draws then show how much of the log-ratio the
+    classifiers miss. The upper limit allows for it, and is infinite if it is significant.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -138,8 +137,8 @@ def density_ratio(
             For weighted draws, its method ``fit`` must accept ``sample_weight``.
 
     Returns:
-        the estimate in nats. The standard error combines the influence of each draw of both sides with the difference
-        between fits to half of the draws and fits to nearly all draws.
+        the estimate in nats. The standard error combines the influences of all draws with the difference between fits
+        to half of the draws and to nearly all draws.
 
     Raises:
         ArgumentTypeError: the draws are categories.
@@ -207,14 +206,7 @@ def _few_threads(number: int) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class _RatioValue:
-    """An estimate of KL and its possible errors.
-
-    Attributes:
-        value: the estimate.
-        influence: the influence of each draw on the estimate.
-        beyond: a standard error in addition to the error from the influences.
-        bias_low: the largest possible bias upwards.
-    """
+    """An estimate of KL, the influence of each draw, a standard error beyond these, and the largest bias upwards."""
 
     value: float
     influence: Array
@@ -226,13 +218,8 @@ class _RatioValue:
 class _Work:
     """The pooled draws, their random splits, and the number of fits so far.
 
-    Attributes:
-        draws: the pooled draws.
-        deep: the splits into folds: for each split, the number of each draw's fold.
-        halves: the splits into halves, in the same form.
-        update: a callback for the progress.
-        fits: the number of fits so far.
-        features: the features of the draws, by the name of the candidate and the number of draws.
+    `deep` has, for each split, the number of each draw's fold, and `halves` the same for splits into halves. `features`
+    has the features of the draws, by the name of the candidate and the number of draws.
     """
 
     draws: Labeled
@@ -289,11 +276,7 @@ class _Work:
 
 
 def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, share: float = 1.0) -> int:
-    """Return the number of random splits, within `limits`, that the budget allows.
-
-    `number` is the number of draws, `features` the number of features, and `share` the weight of the candidate in the
-    mean over the candidates.
-    """
+    """Return the number of random splits, within `limits`, that the budget allows for so many draws and features."""
     fewest, most = limits
     affordable = int(most / _SPLITS[1] * _BUDGET / (number * (10 + features) ** 2))
     return max(math.ceil(share * min(affordable, most)), fewest)
@@ -301,13 +284,10 @@ def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, s
 
 @dataclass(frozen=True)
 class _Selected:
-    """A selected candidate.
+    """A candidate with its best penalty, and its share in the mean over the candidates.
 
-    Attributes:
-        candidate: the candidate with its best penalty.
-        share: the weight of the candidate in the mean over the candidates.
-        raw: the cross-validated log-odds of all draws, an array for each split that the selection used; None if the
-            selection used a subset of the draws.
+    `raw` has the cross-validated log-odds of all draws for each split that the selection used. It is None if the
+    selection used a subset of the draws.
     """
 
     candidate: NamedClassifier
@@ -363,7 +343,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
 
 
 def _with_best_penalty(
-    candidate: NamedClassifier, work: _Work, draws: Labeled, folds: Sequence[Mask]
+    candidate: NamedClassifier, work: _Work, draws: Labeled, folds: Sequence[Flags]
 ) -> tuple[NamedClassifier, Array]:
     """Return the candidate with its best penalty only, and its weighted losses on the draws of the folds.
 
@@ -384,20 +364,14 @@ def _with_best_penalty(
 
 def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work) -> _RatioValue:
     """Return the weighted mean of the values of the candidates; the variance between these values enters the error."""
-    results = [
-        _gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work) for one in selected
+    parts = [
+        (one.share, _gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work))
+        for one in selected
     ]
-    shares = [one.share for one in selected]
-    value = sum(share * result.value for share, result in zip(shares, results, strict=True))
-    influence = sum(
-        (share * result.influence for share, result in zip(shares, results, strict=True)),
-        np.zeros(len(work.draws.x)),
-    )
-    spread = sum(
-        share * (result.beyond**2 + (result.value - value) ** 2)
-        for share, result in zip(shares, results, strict=True)
-    )
-    bias_low = sum(share * result.bias_low for share, result in zip(shares, results, strict=True))
+    value = sum(share * part.value for share, part in parts)
+    influence = sum((share * part.influence for share, part in parts), np.zeros(len(work.draws.x)))
+    spread = sum(share * (part.beyond**2 + (part.value - value) ** 2) for share, part in parts)
+    bias_low = sum(share * part.bias_low for share, part in parts)
     return _RatioValue(value, influence, math.sqrt(spread), bias_low)
 
 
@@ -485,10 +459,9 @@ def _evidence(
     notes: Sequence[str],
     rest: Shift | None,
 ) -> Evidence:
-    """Return the evidence of the estimate.
+    """Return the evidence; if many scores of P's draws are above all scores of Q's draws, the upper limit is infinite.
 
-    `scores` has the calibrated log-ratio of each draw, and `rest` is the result of `_missed`. If many scores of P's
-    draws are above all scores of Q's draws, the upper limit is infinite.
+    `scores` has the calibrated log-ratio of each draw, and `rest` is the result of `_missed`.
     """
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
@@ -537,8 +510,8 @@ def _from_scores(
     """Return the evidence with a lower limit from the divergence of the classifier's scores.
 
     `of_p` and `of_q` are the scores of P's draws and of Q's draws. The divergence of the scores is at most KL. The
-    upper limit is infinite. If the value is below the divergence of the scores, or above 2 log m for m draws of Q, the
-    divergence of the scores replaces the value.
+    upper limit is infinite. The divergence of the scores replaces a value below it, and a value above 2 log m for m
+    draws of Q.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)
@@ -599,7 +572,7 @@ def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
     return fold[draws.units]
 
 
-def _subset(draws: Labeled, rng: np.random.Generator) -> Mask:
+def _subset(draws: Labeled, rng: np.random.Generator) -> Flags:
     """Return a mask of random draws for the selection of candidates; it contains all draws or no draw of a cluster."""
     chosen = np.zeros(len(draws.x), dtype=bool)
     for side in (draws.from_p, ~draws.from_p):

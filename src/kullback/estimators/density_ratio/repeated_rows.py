@@ -43,13 +43,9 @@ def missed(draws: Labeled, halves: Sequence[Integers], log_odds: Sequence[Array]
     :math:`\frac12 \sum_i p_i \delta_i^2`, the divergence of second order.
 
     Classifiers are fitted to halves of the draws. Their errors add a bias to pairs of the same half. Pairs of different
-    halves get twice this bias with the other sign. So pairs of the same half count twice.
-
-    Arguments:
-        draws: the pooled draws. Pairs of draws of the same unit are left out.
-        halves: for each split, the half of each draw, 0 or 1.
-        log_odds: for each split, the calibrated log-odds of each draw by a fit to the other half.
-        confidence: the confidence level of the interval.
+    halves get twice this bias with the other sign. So pairs of the same half count twice. Pairs of draws of the same
+    unit are left out. For each split, `halves` has the half of each draw, 0 or 1, and `log_odds` the calibrated
+    log-odds of each draw by a fit to the other half.
     """
     rows = np.unique(draws.x, axis=0, return_inverse=True)[1].reshape(-1)
     weights, of_p = draws.weights, [logistic(one) for one in log_odds]

@@ -21,7 +21,7 @@ from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, kl_interva
 from kullback.estimators.discrete.counts import count_categories
 from kullback.estimators.discrete.formulas import FEWEST_DRAWS, CategoryCounts
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence
-from kullback.estimators.registry import from_draws
+from kullback.estimators.registry import enlist, from_draws
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -68,7 +68,7 @@ def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
         return formula(table.a, table.b, *more, **named)
 
     estimator.of_counts = of_counts
-    return estimator
+    return enlist(estimator, categories=True)
 
 
 @_of_counts
@@ -103,9 +103,9 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         value, standard error and interval in nats. Let f_k be the proportion of P's draws in categories with k draws of
         Q. The upper limit is infinite in three cases. First, f_0 is above 5 %. Second, f_0 is significantly larger than
-        the mean of f_1 and f_2. Third, f_1 and f_2 are 0, and P has two or more draws in categories without draws of Q,
-        which could add more than half the interval's width. A finite upper limit assumes that p / q in categories
-        without draws of Q is similar to p / q in categories with one or two draws of Q. There is no interval if all
+        the mean of f_1 and f_2. Third, f_1 and f_2 are 0, and two or more draws of P in categories without draws of Q
+        could add more than half the interval's width. A finite upper limit assumes that p / q is similar in categories
+        without draws of Q and with one or two draws of Q. There is no interval if all
         draws are in one category, or if no category has five expected draws on both sides under P = Q.
 
     Raises:

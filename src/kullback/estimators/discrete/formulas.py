@@ -1,4 +1,4 @@
-"""`CategoryCounts`: the number of draws of P and of Q in each category, with formulas for KL(P || Q).
+r"""`CategoryCounts`: the number of draws of P and of Q in each category, with formulas for KL(P || Q).
 
 Counts have shape (..., K), one column for each category. Results are float64 and in nats. Counts may be non-integers:
 the effective count of weighted draws is the proportion of the weight times the effective sample size.
@@ -7,11 +7,17 @@ The root mean square errors of two estimators were compared on Zipf distribution
 `tests/oracles/sample_cases.py`. From 1e3 draws on, the error of `coverage_adjusted` is 0.55 to 1 times the error of
 Zhang and Grabchak's estimator. With 1e2 draws, the ratio of the errors is 0.5 if P and Q differ much, and up to 1.3 if
 they are equal.
+
+`KindCounts` estimates other divergences. Powers of p / q of order outside (0, 1) have unbiased estimates: ratios of
+gamma functions, because :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count a, except
+for terms that decay exponentially with n p. A bounded divergence is estimated by the divergence of the proportions
+minus the jackknife's estimate of its bias. Variances are computed by the jackknife.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
@@ -21,6 +27,9 @@ from torch import Tensor
 
 from kullback.common.inference import student_ratio
 from kullback.common.special import scaled_e1
+from kullback.generators import KL, Divergence
+from kullback.generators.divergence import FinitePair
+from kullback.generators.growth import power_of
 
 # A category is rare if the smaller side has fewer than `FEWEST_DRAWS` / 2 = 5 expected draws. This is the usual limit
 # for a chi-squared approximation; `benchmarks/coverage.py` checks it.
@@ -30,13 +39,7 @@ KNOWN = 1e15
 
 
 class CoverageCorrection(NamedTuple):
-    """The predicted contribution of unseen categories to KL.
-
-    Attributes:
-        predicted: the prediction, shape (...).
-        shrunken: the prediction, shrunken towards 0.
-        variance: the variance of the shrunken prediction.
-    """
+    """The predicted contribution of unseen categories to KL, also shrunken towards 0, and the latter's variance."""
 
     predicted: Tensor
     shrunken: Tensor
@@ -60,10 +63,9 @@ class CategoryCounts:
         a: P's effective counts, float64, shape (..., K): the proportions of the weight times the effective number of
             draws.
         b: Q's effective counts, in the same shape.
-        inflation: two factors by which clusters and weights increase the variances of P's and of Q's proportions.
-        spread: the factor by which clusters and weights increase the variance of the estimate at P = Q.
-        groups: two effective numbers of clusters, from which P's and Q's `inflation` was estimated; infinite without
-            clusters.
+        inflation: two factors: clusters and weights increase the variances of P's and of Q's proportions by these.
+        spread: a factor: clusters and weights increase the variance of the estimate at P = Q by it.
+        groups: the effective numbers of P's and of Q's clusters, used for `inflation`; infinite without clusters.
         n: the numbers of draws of P and of Q. A number is a tensor if the rows of a batch have different numbers, and 0
             for known probabilities.
         notes: notes about the draws.
@@ -72,9 +74,9 @@ class CategoryCounts:
         largest: the supremum of the divergence over all P and Q.
         open_above: whether the divergence is infinite if P has mass where Q has none.
         open_below: whether the divergence is infinite if Q has mass where P has none.
-        power: for a divergence D that is linear in the mean of a power of p / q, of order above 1 or below 0, the
-            number c such that this mean is 1 + c D; 0 for all other divergences. If c > 0, the upper limit is infinite
-            if a draw is in a category without draws of the other side.
+        power: the number c if the divergence is (m - 1) / c, where m is the mean of a power of p / q, of order above 1
+            or below 0; otherwise 0. If c > 0, the upper limit is infinite if a draw is in a category without draws of
+            the other side.
     """
 
     a: Tensor
@@ -236,8 +238,8 @@ class CategoryCounts:
         .. math:: \frac{K - 2}{K (K - 1)} \sum_i \frac12 \Bigl(\frac1{a_i} + \frac1{b_i}\Bigr)
 
         The sum is over the K categories with draws of both. The result is at most 1/2. `benchmarks/coverage_tails.py`
-        compares it with simulated estimates: the excess is 0.5 to 1.3 times this number for KL, and the scale of the
-        chi-square distribution with the same skewness exceeds its limit by about twice this number.
+        compares it with simulated estimates: the excess is 0.5 to 1.3 times this number for KL. The chi-square
+        distribution with the same skewness has a scale that exceeds its limit by about twice this number.
         """
         both = (self.a > 0) & (self.b > 0)
         number = both.sum(-1)
@@ -293,3 +295,186 @@ def merged(x: Tensor, chosen: Tensor) -> Tensor:
 def sum_over(a: Tensor, terms: Tensor) -> Tensor:
     """Return the sum of the terms over the categories with counts a > 0, shape (...); other terms may be NaN."""
     return torch.where(a > 0, terms, 0.0).sum(-1)
+
+
+# With n > `_EXACT` draws, the second differences in the jackknife's bias, of order 1 / n^2, are below float64's
+# precision, and the bias counts as 0.
+_EXACT = 1e9
+# For arguments x above this limit, a ratio of gamma functions equals a power up to float64's precision: the next term
+# of Stirling's series is about x^-2.
+_LARGE = 1e5
+
+Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KindCounts(CategoryCounts):
+    """Counts of categories, and the estimate of a divergence other than KL that is a sum over the categories.
+
+    `terms` returns the term of each category, a function of (a, n, b, m): the counts of P and of Q in the category are
+    a and b, the numbers of draws n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the divergence minus
+    the sum of the terms.
+    """
+
+    kind: Divergence
+    terms: Terms
+    constant: float = 0.0
+    takes_q_first: bool = False
+
+    is_kl = False
+
+    @cached_property
+    def correction(self) -> CoverageCorrection:
+        """A correction of 0, because there is no formula for the contribution of categories without draws."""
+        zero = torch.zeros_like((self.a + self.b).sum(-1))
+        return CoverageCorrection(zero, zero, zero)
+
+    @cached_property
+    def estimate(self) -> Tensor:
+        """The sum of the terms minus the bias of the sum; for a power of p / q, the sum has no bias."""
+        return self._sum - (0.0 if self.power else self._bias.sum(-1))
+
+    @cached_property
+    def above(self) -> Tensor:
+        """The estimate for the upper limit, without the bias correction of rare categories.
+
+        The bias is positive, because the divergence is convex. For a category with few draws, the estimate of the bias
+        is unreliable.
+        """
+        return self._sum - (0.0 if self.power else self._bias.masked_fill(self.is_rare, 0).sum(-1))
+
+    @cached_property
+    def variances(self) -> tuple[Tensor, Tensor]:
+        from_p, from_q = self._variances
+        return from_p.sum(-1), from_q.sum(-1)
+
+    @cached_property
+    def dof(self) -> Tensor:
+        """The degrees of freedom of the estimate of the variance, by Satterthwaite's formula, shape (...)."""
+        from_p, from_q = self._variances
+        squares = from_p.square() / self.a.clamp(min=1) + from_q.square() / self.b.clamp(min=1)
+        return (from_p + from_q).sum(-1).square() / squares.sum(-1).clamp(min=torch.finfo(self.a.dtype).tiny)
+
+    def of_two(self, p: Tensor, q: Tensor) -> Tensor:
+        return of_shares(self.kind, torch.stack([p, 1 - p], -1), torch.stack([q, 1 - q], -1)).sum(-1)
+
+    @property
+    def _ordered(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The arguments of `terms`: the counts of one side, their sum, the counts of the other side, and their sum."""
+        a, b = (self.b, self.a) if self.takes_q_first else (self.a, self.b)
+        return a, a.sum(-1, keepdim=True), b, b.sum(-1, keepdim=True)
+
+    @cached_property
+    def _sum(self) -> Tensor:
+        return self.terms(*self._ordered).sum(-1) + self.constant
+
+    @cached_property
+    def _bias(self) -> Tensor:
+        """The bias of each category's term, from second differences of the term in both counts, shape (..., K)."""
+        a, n, b, m = self._ordered
+        bias = torch.zeros_like(a + b)
+        for x, total, of in (
+            (a, n, lambda y: self.terms(y, n, b, m)),
+            (b, m, lambda y: self.terms(a, n, y, m)),
+        ):
+            curved = of(x + 1) - 2 * of(x) + of((x - 1).clamp(min=0))
+            bias = bias + torch.where((x > 0) & (total < _EXACT), x * (1 - x / total) / 2 * curved, 0.0)
+        return bias
+
+    @cached_property
+    def _variances(self) -> tuple[Tensor, Tensor]:
+        """The contributions of P's and of Q's draws to the jackknife variance of the sum, each of shape (..., K)."""
+        a, n, b, m = self._ordered
+        parts: list[Tensor] = []
+        for x, total, without in (
+            (a, n, lambda y, t: self.terms(y, t, b, m)),
+            (b, m, lambda y, t: self.terms(a, n, y, t)),
+        ):
+            fewer = (total - 1).clamp(min=torch.finfo(total.dtype).tiny)
+            others, share = without(x, fewer), x / total
+            # If one draw of a category is left out, the sum of the terms becomes the sum of `others` plus `change`. The
+            # sum of `others` is the same for all categories, so it cancels in the variance.
+            change = torch.where(x > 0, without((x - 1).clamp(min=0), fewer) - others, 0.0)
+            spread = share * (change - (share * change).sum(-1, keepdim=True)).square()
+            parts.append(torch.where(total < KNOWN / 2, (total - 1) * spread, 0.0))
+        return (parts[1], parts[0]) if self.takes_q_first else (parts[0], parts[1])
+
+
+def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
+    """Return the counts in `table` as `KindCounts` for an estimate of `kind`; for KL, return `table` itself.
+
+    `kind` is neither `ReverseKL`, `Renyi` nor `TotalVariation`.
+    """
+    if isinstance(kind, KL):
+        return table
+    order, factor = power_of(kind) or (0.5, 1.0)
+    takes_q_first, power, constant = False, 0.0, 0.0
+    if 0 < order < 1:
+        terms = _terms_of_shares(kind)
+    else:
+        takes_q_first, order = order < 0, max(order, 1 - order)
+        power = order * (order - 1) / factor
+        terms, constant = _powers(order, power), -1 / power
+    above, below = at_the_ends(kind)
+    return KindCounts(
+        *(table.a, table.b, table.inflation, table.spread, table.n, table.notes, table.bins),
+        groups=table.groups,
+        kind=kind,
+        terms=terms,
+        constant=constant,
+        takes_q_first=takes_q_first,
+        curvature=_curvature(kind),
+        largest=above + below,
+        open_above=math.isinf(above),
+        open_below=math.isinf(below),
+        power=power,
+    )
+
+
+def at_the_ends(kind: Divergence) -> tuple[float, float]:
+    """Return the terms of a divergence for (p, q) = (1, 0) and (0, 1); their sum is the supremum of the divergence."""
+    ones, zeros = _double(1.0), _double(0.0)
+    return float(of_shares(kind, ones, zeros)), float(of_shares(kind, zeros, ones))
+
+
+def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
+    """Return the term of each class in the divergence `kind`; the sums of p and of q may differ from 1."""
+    ratio = torch.where(p == q, 0.0, p.log() - q.log())
+    return kind.terms(FinitePair(p, q, ratio))
+
+
+def _terms_of_shares(kind: Divergence) -> Terms:
+    return lambda a, n, b, m: of_shares(kind, a / n, b / m)
+
+
+def _double(*x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64, device="cpu")
+
+
+def _curvature(kind: Divergence) -> float:
+    """Return f''(1) of the divergence, from two terms with p = 1 + h or 1 - h and q = 1.
+
+    Each of these terms is about f''(1) h^2 / 2 for small h.
+    """
+    h = 1e-4
+    return float(of_shares(kind, _double(1 + h, 1 - h), _double(1, 1)).sum()) / h**2
+
+
+def _powers(order: float, power: float) -> Terms:
+    """Return a function from counts to unbiased estimates of the terms p^order q^(1 - order) / power."""
+
+    def terms(a: Tensor, n: Tensor, b: Tensor, m: Tensor) -> Tensor:
+        of_p, of_q = _falling(a, order) / _falling(n, order), _falling(b, 1 - order) / _falling(m, 1 - order)
+        return of_p * of_q / power
+
+    return terms
+
+
+def _falling(x: Tensor, order: float) -> Tensor:
+    """Return Gamma(x + 1) / Gamma(x + 1 - order), which is about x^order, or 0 if x + 1 <= order."""
+    many = x > _LARGE
+    small = torch.where(many, 0.0, x)
+    below = small + 1 - order
+    exact = torch.lgamma(small + 1) - torch.lgamma(below.clamp(min=torch.finfo(x.dtype).tiny))
+    logs = torch.where(many, order * (torch.where(many, x, 1.0) + (1 - order) / 2).log(), exact)
+    return torch.where(many | (below > 0), logs.exp(), 0.0)

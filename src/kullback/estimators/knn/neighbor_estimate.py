@@ -18,7 +18,6 @@ import torch
 from kullback.common.constraints import FLAG, Arguments, Whole
 from kullback.common.inference import two_sided_quantile
 from kullback.errors import P, Q, invalid_value
-from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import (
     SIDE_P,
@@ -34,16 +33,16 @@ from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import rng_of
-from kullback.estimators.spans import as_log_ratios, common_span
-from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
+from kullback.estimators.surfaces import as_log_ratios, common_span, too_few_dimensions
+from kullback.estimators.tails import Unseen, unseen_by_q, unseen_in_scores, upper_end
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
 # A Gaussian pilot density needs at least this number of draws, and at least ten draws for each component.
 _PILOT_DRAWS = 100
-# If each side has more draws than this number, the default number of neighbors is reduced, because the search is slow
-# and the variance of the estimate is small.
+# With more draws of each side, the default number of neighbors is smaller, because the search is slow and the variance
+# of the estimate is small.
 _MANY = 50_000
 # Above `_MOST_DIMENSIONS` dimensions, there is no interval, because estimates in `benchmarks/bench_samples.py` are
 # wrong by a large factor. There is also no interval for fewer than `_FEWEST_FOR_INTERVAL` independent draws of a side.
@@ -67,14 +66,12 @@ class _NeighborTerms:
         ks: the numbers of neighbors, in ascending order.
         log_ratio: estimates of log(p / q), one row for each number of neighbors, one column for each draw of P.
         smoothing: the part of `log_ratio` that comes from the pilot density.
-        occurrence_p: for each number of neighbors, the total weight of the queries with each draw of P as a neighbor.
-        occurrence_q: the same for the draws of Q.
+        occurrence_p, occurrence_q: for each of `ks`, the total weight of the queries with each draw as a neighbor.
         radii: the distances of P's draws, and of Q's draws, from the center of Q.
         wide: the log-ratios with four times the largest number of neighbors; None if they are not needed.
         overfit: the expected bias of the estimate because the pilot density was fitted to the same draws.
-        flat: the result of `_flat`: a text about sides whose draws fill fewer than d dimensions, or an empty string.
-        ball: the median radius of the balls around P's draws with the smallest number of neighbors, in standard
-            deviations.
+        flat: the result of `_flat`.
+        ball: the median radius of the balls with the smallest number of neighbors, in standard deviations.
     """
 
     ks: tuple[int, ...]
@@ -91,15 +88,11 @@ class _NeighborTerms:
 
 @dataclass(frozen=True)
 class _Value:
-    """The extrapolated estimate.
+    """The estimate, and `shift`, its change by the extrapolation to k = 0.
 
-    Attributes:
-        value: the estimate.
-        shift: the change of the estimate by the extrapolation to k = 0.
-        withheld: the part of the full extrapolation that was not made, because it may be due to chance.
-        chance: the standard error of `shift` + `withheld`.
-        smoothing: the part of the estimate that comes from the pilot density.
-        mix: the weight of each number of neighbors in the estimate.
+    `withheld` is the part of the full extrapolation that was not made, because it may be due to chance. `chance` is the
+    standard error of `shift` + `withheld`. `smoothing` is the part of the estimate that comes from the pilot density.
+    `mix` has the weight of each number of neighbors.
     """
 
     value: float
@@ -137,8 +130,8 @@ def nearest_neighbors(
 
     .. math:: \hat D_k = \frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
 
-    Here :math:`\rho_k(x_i)` is the distance from :math:`x_i` to its k-th neighbor among the other draws of P, and
-    :math:`\nu_k(x_i)` the distance to its k-th neighbor among the draws of Q. The options `whiten` and `extrapolate`
+    Here :math:`\rho_k(x_i)` and :math:`\nu_k(x_i)` are the distances from :math:`x_i` to its k-th neighbor, among the
+    other draws of P and among the draws of Q. The options `whiten` and `extrapolate`
     reduce the bias; ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` computes the plain formula.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
@@ -159,7 +152,7 @@ def nearest_neighbors(
             significantly, they are extrapolated linearly in :math:`\sqrt k` to k = 0.
         most: the largest number of draws of each side. If there are more draws, a random subset is used, and a note
             reports its size. By default, all draws are used up to 5 dimensions. In 6, 7, 8, 9 and 10 dimensions, at
-            most 30 000, 15 000, 10 000, 8000 and 6000 draws are used, and in more dimensions at most 20 000. The search
+            most 30 000, 15 000, 10 000, 8000 and 6000 draws are used; in more, 20 000. The search
             then takes seconds; its time is about quadratic in the number of draws.
 
     Returns:
@@ -180,8 +173,8 @@ def nearest_neighbors(
     Raises:
         ArgumentTypeError: the draws are categories.
         ArgumentValueError: `p` and `q` have different numbers of components, values are infinite, a component is
-            constant, draws repeat, draws of `p` are also in `q`, or there are too few draws for `k` or for the number
-            of components.
+            constant, draws repeat, or draws of `p` are also in `q`. There may also be too few draws for `k` or for the
+            number of components.
         OptionalDependencyError: SciPy is not installed.
 
     Example:
@@ -361,13 +354,8 @@ def _terms(
 ) -> _NeighborTerms:
     """Return the terms of the estimate from the searches in P's and in Q's draws.
 
-    Arguments:
-        sides: the draws of P and of Q.
-        ks: the numbers of neighbors.
-        nearest: the results of the searches for each number of neighbors; an additional last result is for `wide`.
-        smoothing: the corrections by the pilot density, one row for each number of neighbors.
-        radii: the distances of P's draws, and of Q's draws, from the center of Q.
-        stretch: the difference of the log-volumes of the linear maps of the two sides.
+    `nearest` has the results for each number of neighbors; an additional last result is for `wide`. `stretch` is the
+    difference of the log-volumes of the linear maps of the two sides.
     """
     p, q = sides
     log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(*nearest, strict=True)])
@@ -493,8 +481,8 @@ def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
     In d dimensions, the bias is proportional to :math:`k^{2 / d}` for smooth log-densities. The bias is proportional to
     :math:`k^{1 / d}` if the densities have jumps, or change on a smaller scale than the balls. If the bias is
     proportional to :math:`k^\gamma` and k decreases by the factor 4, the estimate increases by the proportion
-    :math:`1 - 4^{-\gamma}` of the bias. If the increase from k to k / 4 is significant, :math:`\gamma` follows from the
-    ratio of the increases from 4 k to k and from k to k / 4; otherwise :math:`\gamma` is 1 / d. The bias then follows
+    :math:`1 - 4^{-\gamma}` of the bias. If the increase from k to k / 4 is significant, :math:`\gamma` follows from its
+    ratio to the increase from 4 k to k. Otherwise, :math:`\gamma` is 1 / d. The bias then follows
     from the smaller of the two increases, each plus one standard error. If the median ball is wider than a standard
     deviation, the bias is multiplied by the radius of the ball.
     """

@@ -32,14 +32,11 @@ _BLOCK_BYTES = {"cpu": 2**26, "cuda": 2**30}
 
 
 class KNearest(NamedTuple):
-    """The k nearest draws of each query.
+    """The log-distance of each query to its k-th nearest draw.
 
-    Attributes:
-        log_radius: the log-distance to the k-th nearest draw, shape (queries,).
-        occurrence: for each draw, the total weight of the queries that have this draw among their k nearest draws,
-            shape (draws,).
-        log_weight: the logarithm of the ratio of the neighbors' mean weight to the mean weight of all draws, with a
-            bias correction, shape (queries,); None if all weights are equal.
+    `occurrence` has, for each draw, the total weight of the queries that have this draw among their k nearest draws.
+    `log_weight` has, for each query, the logarithm of the ratio of the neighbors' mean weight to the mean weight of all
+    draws, with a bias correction; it is None if all weights are equal.
     """
 
     log_radius: Array
@@ -73,13 +70,7 @@ def search_line(
 ) -> list[KNearest]:
     """Return, for each k, the neighbors of sorted queries among sorted draws on a line.
 
-    Arguments:
-        reference: the sorted draws.
-        queries: the sorted queries.
-        ks: the numbers of neighbors.
-        own: whether the queries are the draws; a draw is then not its own neighbor.
-        weights: the weights of the draws; None if all are equal.
-        query_weights: the weights of the queries; None if all are equal.
+    If `own`, the queries are the draws, and a draw is not its own neighbor. Weights are None if all are equal.
     """
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
     nearest: list[KNearest] = []

@@ -14,7 +14,7 @@ from torch.distributions import Categorical, Distribution
 from kullback.common.dtypes import upcast
 from kullback.fitting.fit_result import Fit
 from kullback.pairs.clone import unvalidated
-from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.sampling import DrawsFrom
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.report.document import Plot
 from kullback.report.plots.svg import FIRST, SECOND, draw_legend, make_logarithmic

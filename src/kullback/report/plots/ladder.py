@@ -32,7 +32,7 @@ SOURCE = (
 
 
 def place_on_ladder(mean: float) -> str:
-    """Return a sentence with the reference values next to a mean divergence; empty if it is 0 or infinite.
+    """Return a sentence with the reference values next to a mean divergence; empty for a mean of 0 or +inf.
 
     Example:
         >>> place_on_ladder(0.001)

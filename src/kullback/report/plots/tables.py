@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_TICKS = 8
-ROOM = 34  # the number of characters for which the axis has room, in all tick labels together
+ROOM = 34  # the axis has room for this number of characters, in all tick labels together
 MOST_DATES = 12  # with fewer, AutoDateLocator finds one tick or none in some ranges of minutes
-# The forms of dates on an axis, from short to long: the tick's text, the part that the axis's label has instead, and
-# the largest range in days for which that label is unambiguous.
+# The forms of dates on an axis, from short to long: the tick's text, the part in the axis's label, and a range in days.
+# Beyond this range, the label is ambiguous.
 DATE_FORMS = (
     ("%Y", "", math.inf),
     ("%Y-%m", "", math.inf),

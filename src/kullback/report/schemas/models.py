@@ -23,10 +23,11 @@ The document is one object with ``"schema": "kullback.models/1"``:
   (strings), ``confidence``, ``units``, ``read`` (of them), ``decided`` (boolean), and ``candidates``: for each name,
   ``units`` (read for it), ``outcome`` (``"below"``, ``"above"``, ``"ordered"``, ``"narrow"``, ``"undecided"``), ``cap``
   (null, or the mean KL that the upper end assumes for unread units at most) and ``above`` (null, or the largest share
-  of units above it). Windows and rows are then numbered in the order in which they were read.
+  of units above it). Windows and rows then have numbers in the order of reading.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences),
-  ``broken_by`` (the candidates that break the limit), and ``unclear_for`` (the candidates for which it is unclear).
+  ``broken_by`` (the candidates that break the limit), and ``unclear_for`` (the candidates that leave the limit
+  unclear).
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Later releases may add names to
@@ -39,7 +40,7 @@ from dataclasses import asdict
 
 from kullback.common.formats import token_text
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
-from kullback.predictions.drawn_means import DrawnMean
+from kullback.predictions.reference_rows import DrawnMean
 from kullback.report.document import Fields
 from kullback.report.schemas import predictions
 

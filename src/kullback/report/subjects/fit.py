@@ -46,7 +46,7 @@ def _frame(fit: Fit) -> Frame:
 
 def _outcome(fit: Fit) -> str:
     """Return the sentence with the type of the fitted distribution, and its divergence from the target or another
-    quantity, which is no distance.
+    quantity, which is not a distance.
     """
     count, name = fit.value.numel(), type(fit.distribution).__name__
     fitted = f"the fitted {name}" if count == 1 else f"{count} fits of {name}"

@@ -67,7 +67,7 @@ from kullback.report.subjects.predictions import (
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-WORST = 5  # the most tokens in the table of a candidate's worst tokens
+WORST = 5  # the largest number of rows in the table of a candidate's worst tokens
 DROPPED_FIRST = (9, 8, 7, 5, 4, 2, 3, 6)
 MEANINGS = (
     KL,
@@ -129,7 +129,7 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
 
 
 def _with_level(part: Any, level: str) -> Any:
-    """Return a part of a report with another level than 95 % of all intervals, except that of the sampling."""
+    """Return a part of a report with another level than 95 % of all intervals, except the interval of the sampling."""
     if isinstance(part, str):
         return re.sub("95% CI(?! of the sampling)", level, part)
     if isinstance(part, tuple | list):
@@ -435,8 +435,9 @@ def _is_first_clear(result: ModelComparison) -> bool:
 def _are_apart(result: ModelComparison) -> list[bool]:
     """Return whether the intervals of each two adjacent candidates are disjoint, and hold together.
 
-    The intervals of a run until a limit or a width hold together, with those of all candidates. For an order, the pairs
-    share the error rate instead. Other runs have an interval of the difference alone, which is about the same rows.
+    The intervals of a run until a limit or a width hold together, with the intervals of all candidates. For an order,
+    the pairs share the error rate instead. Other runs have an interval of the difference alone, which is about the same
+    rows.
     """
     if result.until_sure is None or result.until_sure.goal == "order":
         return [False] * len(result.differences)

@@ -513,7 +513,7 @@ def label_rows(labels: LabelStatistics) -> list[list[str]]:
 
 
 def _delta_prob_rows(change: Summary) -> list[list[str]]:
-    """Return the quantiles of the change in the label's probability: lower quantiles beside upper quantiles."""
+    """Return the quantiles of the change in the label's probability: each row has a lower and an upper quantile."""
     cells = [[title, number(getattr(change, name))] for name, title in QUANTILES.items()]
     middle = len(cells) // 2
     pairs = zip(cells[:middle], reversed(cells), strict=False)

@@ -43,11 +43,11 @@ from kullback.results.value import Value
 from kullback.results.verdict import Verdict, worst
 from kullback.tables.table_results import Bin, ColumnComparison, JointComparison, TableComparison, least
 
-MOST_DRAWN = 40  # the most columns whose distributions are shown; the page then has some hundred kB
+MOST_DRAWN = 40  # the largest number of columns with a drawing; the page then has some hundred kB
 WORST_IN_BRIEF = 3
-MOST_BINS = 8  # the most categories of a column that are shown
-MOST_CONTRIBUTORS = 2  # the most bins of a column in a remark
-MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # the most columns in the table of bins, and the most bins of a column
+MOST_BINS = 8  # the largest number of categories shown of a column
+MOST_CONTRIBUTORS = 2  # the largest number of a column's bins in a remark
+MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # the most columns in the table of bins, with the most bins of each
 HEADINGS = ("found", "PSI", "{} CI", "p", "KL(P||Q)", "KL(Q||P)", "JS", "TV")
 DROPPED_FIRST = (7, 6, 5, 8, 3)
 SIGNIFICANT = 0.05
@@ -307,7 +307,7 @@ def _frame(comparison: TableComparison) -> Frame:
 
 
 class Shift(NamedTuple):
-    """The verdict on a column in one or two words, and the tone in which media show it, such as "bad"."""
+    """The verdict on a column in one or two words, and the tone of this verdict in a medium, such as "bad"."""
 
     words: str
     tone: Tone

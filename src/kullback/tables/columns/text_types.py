@@ -1,26 +1,81 @@
-"""The type of a column of strings, which depends on its values: categories, text, numbers, dates or times of day.
-
-`is_text` distinguishes text from categories. `ways_to_read` returns the columns of strings that are numbers or dates:
-at least 90 % of each side's texts are numbers or dates that are written in one way.
-"""
+"""Recognition of identifiers: columns where nearly every row has its own value, but no amounts and no dates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kullback.tables.columns.identifiers import identifies
+import numpy as np
+
+from kullback.common.words import is_name_of_ids
 from kullback.tables.columns.log_grid import bucket_ends
 from kullback.tables.columns.ways_of_writing import (
     FEWEST_NUMBERS,
     Evidence,
+    evidence_of,
     evidence_of_categories,
+    texts_of,
 )
-from kullback.tables.columns.written_numbers import SEPARATORS, Written
+from kullback.tables.columns.written_numbers import SEPARATORS, Written, are_codes, are_digits
 
 if TYPE_CHECKING:
     from kullback.tables.columns.column_profile import ColumnProfile
     from kullback.tables.columns.types import ColumnType
+
+_FEWEST_ROWS = 20
+_DIFFERENT = 0.9  # identifiers have at least this ratio of different values to rows
+# Integers identify rows if their range is at least this share of the number of rows. A column of text holds amounts if
+# more than this share of its texts are amounts.
+_MOST = 0.5
+_MOST_READ = 20_000  # at most this many texts are examined
+_DIGITS_OF_CODE = 8  # numbers of one length with at least this many digits are codes
+
+
+def identifies(name: str, column: ColumnProfile) -> bool:
+    """Return whether nearly every row has its own value, which is neither an amount nor a date.
+
+    The column has to be counted without weights.
+    """
+    rows = column.present
+    if rows < _FEWEST_ROWS:
+        return False
+    if column.column_type == "categorical":
+        # A saved profile names the most frequent values. If each of these occurs once, so does every other value.
+        single = column.other_categories > 0 and max(column.categories.values(), default=2) == 1
+        different = len(column.categories) + (column.other_categories if single else 0)
+        return different >= _DIFFERENT * rows and not _are_amounts(name, column, different)
+    if (
+        column.column_type != "numeric"
+        or not column.integer
+        or column.minimum is None
+        or column.maximum is None
+    ):
+        return False
+    values = column.maximum - column.minimum + 1
+    is_consecutive = values == sum(column.buckets.values())
+    return is_consecutive or (is_name_of_ids(name) and values >= _MOST * rows)
+
+
+def _are_amounts(name: str, column: ColumnProfile, different: float) -> bool:
+    """Return whether most texts are dates or amounts, and not codes or row numbers."""
+    texts = texts_of(column)
+    texts = texts.take(np.arange(0, len(texts), 1 + len(texts) // _MOST_READ))
+    evidence = evidence_of(texts, np.ones(len(texts)))
+    digits = are_digits(texts)
+    of_codes = digits & are_codes(texts)
+    of_dates, of_numbers = (evidence.get(("shape", what), 0.0) for what in ("dates", "numbers"))
+    with_more = of_numbers - (digits & ~of_codes).sum()
+    if of_dates + with_more > _MOST * len(texts):
+        return True
+    if of_dates + of_numbers <= _MOST * len(texts) or is_name_of_ids(name):
+        return False
+    numbers = [text.strip() for text in texts.filter(digits & ~of_codes).to_pylist()]
+    lengths = set(map(len, numbers))
+    is_code = lengths == {max(lengths)} and max(lengths) >= _DIGITS_OF_CODE
+    values = [int(number) for number in numbers]
+    is_consecutive = max(values) - min(values) < different / _DIFFERENT
+    return not (is_code or is_consecutive)
+
 
 MAX_CATEGORIES = 2_000_000
 TEXT_LENGTH = 32
@@ -29,8 +84,8 @@ NUMBERS: frozenset[ColumnType] = frozenset(("numeric", "datetime"))
 LEAST_SHARE = 0.9  # a column is read as numbers or dates if at least this share of each side's texts are
 # A column is not read as numbers or dates if more than a tenth of its texts have more characters than this.
 _LONGEST = 40
-# The first of two ways is right if the texts that only this way reads weigh more than _RATIO times as much as the texts
-# that only the second way reads, and more than _LEAST_EVIDENCE of all texts.
+# The first of two ways is right under two conditions. The texts that only this way reads weigh more than _RATIO times
+# as much as the texts that only the second way reads. They also weigh more than _LEAST_EVIDENCE of all texts.
 _RATIO = 9.0
 _LEAST_EVIDENCE = 0.005
 _FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
@@ -40,12 +95,7 @@ def is_text(rows: int, characters: int, distinct: int) -> bool:
     """Return whether strings are text, not categories.
 
     Text has more than 256 different values with at least 32 characters on average, or more than two million different
-    values.
-
-    Arguments:
-        rows: how many values are present.
-        characters: the total number of characters of these values.
-        distinct: how many different values there are.
+    values. `characters` is the total number in all rows.
     """
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
 
@@ -57,13 +107,9 @@ class NotRead(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One of the tables that are compared.
+    """One of the tables that are compared, with the profiles of its columns and the names of the columns of strings.
 
-    Attributes:
-        columns: the profiles of the table's columns.
-        strings: the names of the columns of strings, without columns whose type is categories.
-        evidence: a function that reads the table and returns the evidence on columns of text; None if only profiles
-            are known.
+    `evidence` reads the table and returns the evidence on columns of text; it is None if only profiles are known.
     """
 
     columns: Mapping[str, ColumnProfile]
@@ -74,9 +120,7 @@ class Side(NamedTuple):
 def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
     """Return, for each side, the text columns to read as numbers or dates, and the format of each column's values.
 
-    Arguments:
-        sides: the tables. Only columns that the first table has are read.
-        weighted: whether rows have weights. If so, the profiles do not show the numbers of rows.
+    Only columns that the first side has are read. Profiles of rows with weights do not show the numbers of rows.
     """
     texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
     read: list[Mapping[str, Evidence]] = []
@@ -166,11 +210,10 @@ def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
 
 
 def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | NotRead:
-    """Return the one way in which a column is written, or the reason why there is none.
+    """Return the format of a column, or the reason why there is no single format.
 
-    Arguments:
-        sides: the evidence of each side on which the column is text and has values.
-        column_type: the type of the other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
+    `sides` has the evidence of each side on which the column is text and has values. `column_type` is the type of the
+    other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
     """
     likely = [_likely(side) for side in sides]
     ways = [way for way in likely[0] if all(way in of_side for of_side in likely)] if likely else []
@@ -203,7 +246,7 @@ def _likely(side: Evidence) -> list[Written]:
 
 
 def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
-    """Return whether all texts to which the two ways give different values are certainly written in the first way."""
+    """Return whether the first way is certainly right for all texts that have different values in the two ways."""
     for at, side in enumerate(sides):
         marks = _contested(way, rival, side)
         if not marks:
@@ -228,7 +271,7 @@ def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
 
 
 def _contested(way: Written, rival: Written, side: Evidence) -> list[str]:
-    """Return the separators in the texts to which the two ways give different values."""
+    """Return the separators in the texts that have different values in the two ways."""
     return [key[3] for key in side if key[:3] == ("contested", way, rival)]
 
 
@@ -244,7 +287,7 @@ def _divided(way: Written, rival: Written, side: Evidence) -> bool:
 
 
 def _separators(way: Written, sides: Sequence[Evidence]) -> str:
-    """Return the separators of thousands, only the certain ones if some texts have the other decimal separator."""
+    """Return the separators of thousands; without doubtful ones if some texts have the other decimal separator."""
     rival = way._replace(form="," if way.form == "." else ".")
     doubtful = any(side.get(("only", rival, way)) for side in sides)
     kind = "separates surely" if doubtful else "separates"

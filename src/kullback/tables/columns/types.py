@@ -21,12 +21,8 @@ DECIMAL_DIGITS = 18  # decimal integers with at most this many digits fit into 6
 class Field:
     """A column of a table that is not counted yet.
 
-    Attributes:
-        name: the name of the column.
-        column_type: the type of the column; None if columns of this type cannot be profiled.
-        integer: whether the type holds integers only.
-        reason: the reason why the column cannot be profiled; empty if it can.
-        zoned: whether timestamps have a time zone; None for dates and for all other types.
+    `column_type` is None if columns of this type cannot be profiled, for the given reason. `zoned` says whether
+    timestamps have a time zone; it is None for dates and for all other types.
     """
 
     name: str

@@ -45,9 +45,7 @@ Evidence = dict[tuple[Any, ...], float]
 def evidence_of(texts: Any, weights: Floats) -> Evidence:
     """Return the evidence of texts: the weights of the texts that each way of writing reads.
 
-    Arguments:
-        texts: different texts, as an Arrow array of large strings without missing values.
-        weights: the weight of each text.
+    `texts` are different texts, as an Arrow array of large strings without missing values.
     """
     evidence: Evidence = {("all",): float(weights.sum())}
     if not len(texts):
@@ -72,10 +70,8 @@ def evidence_of(texts: Any, weights: Floats) -> Evidence:
 def evidence_of_categories(column: ColumnProfile, fewest: int = FEWEST_NUMBERS) -> Evidence:
     """Return the evidence of the named categories of a column.
 
-    Arguments:
-        column: the profile of the column.
-        fewest: the smallest number of categories to examine. With fewer categories, or if a sample shows that most are
-            neither numbers nor dates, the evidence is only the weight of all texts.
+    With fewer than `fewest` categories, or if a sample shows that most are neither numbers nor dates, the evidence is
+    only the weight of all texts.
     """
     import pyarrow as pa
 
@@ -107,7 +103,7 @@ def texts_of(column: ColumnProfile) -> Any:
 
 
 def shares(evidence: Evidence) -> dict[Literal["numbers", "dates"], float]:
-    """Return the share of texts with the shape of numbers, and with that of dates; 0 for fewer than 20 such texts."""
+    """Return the share of texts that look like numbers, and like dates; 0 for fewer than 20 such texts."""
     total = evidence.get(("all",), 0.0)
     return {
         what: evidence.get(("shape", what), 0.0) / total

@@ -20,12 +20,7 @@ BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 
 def rows_with_words(array: Any, weights: Floats | None) -> Floats:
-    """Return the weight of the rows that contain a word of each group, shape (WORD_GROUPS,).
-
-    Arguments:
-        array: an Arrow array of large strings without missing values.
-        weights: the rows' weights; None gives each row the weight 1.
-    """
+    """Return the weight of the rows that contain a word of each group, from large strings without missing values."""
     total = np.zeros(WORD_GROUPS)
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]

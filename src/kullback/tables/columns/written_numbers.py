@@ -17,7 +17,7 @@ from kullback.tables.columns.arrow import call, is_missing
 from kullback.tables.columns.types import ArrowArray, Field
 
 What = Literal["numbers", "dates", "times"]
-# Each letter stands for a part of a date: y for year, m for month, d for day, and b for the name of a month.
+# Each letter is a part of a date: y is the year, m the month, d the day, and b the name of a month.
 DATE_FORMS = ("ymd", "dmy", "mdy", "dby", "bdy")
 DECIMALS = ".,"
 SEPARATORS = ",.'\u2019 \u00a0\u202f"  # the characters that may separate thousands
@@ -175,14 +175,10 @@ def _numbers(texts: Any, way: Written) -> Floats:
 
 
 class Dates(NamedTuple):
-    """The dates that texts contain.
+    """The microseconds since 1970 of the dates that texts contain, in UTC if a text has a time zone.
 
-    Attributes:
-        microseconds: the microseconds since 1970, in UTC if a text has a time zone.
-        right: which texts are dates.
-        zoned: which texts have a time zone.
-        marks: the character between the parts of each date, as an Arrow array.
-        shaped: which texts have the shape of a date, including impossible dates and unknown names of months.
+    `right` says which texts are dates, and `shaped` which have the shape of a date, including impossible dates and
+    unknown names of months. `marks` has the character between the parts of each date, as an Arrow array.
     """
 
     microseconds: Integers
@@ -221,7 +217,7 @@ def dates_of(texts: Any, form: str) -> Dates:
 
 
 def times_of(texts: Any) -> tuple[Floats, Flags]:
-    """Return the seconds since midnight that each text stands for, and which texts are times of day."""
+    """Return each text as seconds since midnight, and whether the text is a time of day."""
     parts = _extracted(texts, rf"^{_BLANKS}{_TIME}{_BLANKS}$")
     shaped = ~is_missing(parts["hour"])
     if not shaped.any():
@@ -231,14 +227,9 @@ def times_of(texts: Any) -> tuple[Floats, Flags]:
 
 
 def parse(array: Any, way: Written) -> Any:
-    """Return the values of texts; a value is missing if the text is missing or is not written in this way.
+    """Return the values of large strings; a value is missing if the text is missing or is not written in this way.
 
-    Arguments:
-        array: an Arrow array of large strings.
-        way: the way in which the texts are written.
-
-    Returns:
-        an Arrow array: float64 for numbers and for times of day in seconds, timestamps in microseconds for dates.
+    The values are float64 for numbers and for times of day in seconds, timestamps in microseconds for dates.
     """
     import pyarrow as pa
 
@@ -299,7 +290,7 @@ def _looked_up(texts: Any, number_of: Callable[[str], int]) -> Integers:
 
 
 def _whole(digits: Any) -> Integers:
-    """Return the integer that each text of digits stands for; 0 for an empty or missing text."""
+    """Return each text of digits as an integer; 0 for an empty or missing text."""
     import pyarrow as pa
 
     if not _lengths(digits).any():

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from kullback.common.optional import load
-from kullback.tables.engines.dask_table import DaskTable
+from kullback.tables.engines.batch_tables import (
+    ArrowTable,
+    DuckTable,
+    IbisTable,
+    PandasTable,
+    PolarsTable,
+    not_a_table,
+)
 from kullback.tables.engines.engine import Caller, Table
-from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
-from kullback.tables.engines.spark_table import SparkTable
-from kullback.tables.engines.streamed_tables import DuckTable, IbisTable, PolarsTable
+from kullback.tables.engines.worker_tables import DaskTable, SparkTable
 
 
 def open_table(frame: object, caller: Caller | None = None) -> Table:

@@ -32,11 +32,9 @@ MOST_BYTES = 1 << 26
 
 
 class ColumnCounter(ABC):
-    """The counts of one column.
+    """The counts of one column, and the weight of missing values.
 
-    Attributes:
-        in_order: whether batches have to be added one after the other, so that every reading gives exactly equal sums.
-        missing: the weight of missing values.
+    If `in_order`, batches have to be added one after the other, so that every reading gives exactly equal sums.
     """
 
     in_order = False
@@ -320,15 +318,7 @@ class StringCounter(CategoryCounter):
 
 
 class EndsCounter(ColumnCounter):
-    """The smallest and the largest number within a closed interval.
-
-    Attributes:
-        column_type: the type of the column.
-        low: the lower end of the interval.
-        high: the upper end of the interval.
-        integer: whether the column's type holds integers only.
-        ends: the smallest and the largest number in the interval; None if it holds no number of the column.
-    """
+    """The smallest and the largest number within a closed interval; `ends` is None if there is no number."""
 
     def __init__(self, column_type: ColumnType, low: float, high: float, *, integer: bool) -> None:
         super().__init__()
@@ -381,12 +371,7 @@ def counter_of(
 ) -> ProfileCounter:
     """Return the counter that gives the profile of a column.
 
-    Arguments:
-        column_type: the type as which the column is counted. For ``"string"``, the values decide between categories and
-            text.
-        center: the center of the grid.
-        integer: whether the column's type holds integers only.
-        words: whether the words of texts are counted. A second reading need not count words again.
+    For ``"string"``, the values decide between categories and text. A second reading need not count words again.
     """
     if column_type == "string":
         return StringCounter()

@@ -1,22 +1,160 @@
-"""The interface of an engine, which gives a table's columns, and the table's rows as batches for a counter."""
+"""The engine of a table gives its columns, and batches of its rows that one counter counts; parts can be merged."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kullback.tables.columns.types import Field
-from kullback.tables.engines.column_counters import CategoryCounter, ColumnCounter, StringCounter
+import numpy as np
+
+from kullback.tables.columns.arrow import call, strings_of, weights_of
+from kullback.tables.columns.types import ArrowArray, Field
+from kullback.tables.columns.written_numbers import Written, parse
+from kullback.tables.engines.column_counters import (
+    CategoryCounter,
+    ColumnCounter,
+    ProfileCounter,
+    StringCounter,
+)
 from kullback.tables.engines.joint_counter import CountsByGroup, JointCounter
-from kullback.tables.engines.parsed_columns import Ways, parsed_columns, text_of, unparsed_of
-from kullback.tables.engines.table_counter import Batch, TableCounter
 
 if TYPE_CHECKING:
+    from kullback.common.arrays import Floats
     from kullback.tables.columns.bins import Bins
+    from kullback.tables.columns.column_profile import ColumnProfile
+    from kullback.tables.engines.joint_counter import JointCounter
+
+Ways = Mapping[str, Written]
+_UNPARSED = "\0unparsed"
+
+
+def is_text_field(field: Field) -> bool:
+    """Return whether the values of a column are strings or categories, which can be parsed."""
+    return field.column_type in ("string", "categorical")
+
+
+def unparsed_of(name: str) -> str:
+    """Return the name of the extra column that holds the unparsed texts of the column `name`."""
+    return name + _UNPARSED
+
+
+def text_of(name: str) -> str:
+    """Return the name of the table's column that contains the text of a parsed or an extra column."""
+    return name.removesuffix(_UNPARSED)
+
+
+def parsed_columns(
+    arrays: Mapping[str, ArrowArray], names: Sequence[str], ways: Ways
+) -> dict[str, ArrowArray]:
+    """Return some columns of a batch, with columns of text parsed.
+
+    A text that is not written in the way of its column becomes a missing value. The column that `unparsed_of` names
+    holds this text.
+    """
+    import pyarrow as pa
+
+    values = dict(arrays)
+    for name, way in ways.items():
+        if name not in arrays:
+            continue
+        texts = strings_of(arrays[name])
+        values[name] = parse(texts, way)
+        if unparsed_of(name) in names:
+            none = pa.scalar(None, texts.type)
+            values[unparsed_of(name)] = call("if_else", values[name].is_null(), texts, none)
+    return {name: values[name] for name in names}
+
+
+class Batch(NamedTuple):
+    """The number of some rows of a table, and the requested columns as Arrow arrays."""
+
+    rows: int
+    columns: Mapping[str, Any]
+
+
+class TableCounter:
+    """The counts of a table, for columns and for combinations of columns' bins, and the sums of the rows' weights.
+
+    `weights` is the name of the column of weights. `ways` has the way of writing of each column of text that is read as
+    numbers or dates.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, ColumnCounter] | None = None,
+        joint: JointCounter | None = None,
+        *,
+        weights: str | None = None,
+    ) -> None:
+        self.columns = dict(columns or {})
+        self.joint, self.weights = joint, weights
+        self.ways: Ways = {}
+        self.rows, self.weight, self.weight_squares = 0, 0.0, 0.0
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the table's columns that the counter needs."""
+        weights = () if self.weights is None else (self.weights,)
+        return list(dict.fromkeys([*map(text_of, self._counted), *weights]))
+
+    @property
+    def _counted(self) -> list[str]:
+        """The names of the counted columns, including columns of unparsed texts."""
+        return [*self.columns, *(() if self.joint is None else self.joint.names)]
+
+    def add(self, batch: Batch) -> None:
+        """Count a batch."""
+        for task in self.tasks(batch, 1):
+            task()
+
+    def tasks(self, batch: Batch, number: int) -> list[Callable[[], None]]:
+        """Count the columns that need batches in order; return at most `number` tasks that count the other columns."""
+        weights = None if self.weights is None else weights_of(self.weights, batch.columns[self.weights])
+        self.rows += batch.rows
+        self.weight += batch.rows if weights is None else float(weights.sum())
+        self.weight_squares += batch.rows if weights is None else float(np.square(weights).sum())
+        arrays = batch.columns
+        if self.ways:
+            arrays = parsed_columns(arrays, self._counted, self.ways)
+        if self.joint is not None:
+            self.joint.add(arrays, weights)
+        _add(
+            [name for name, column in self.columns.items() if column.in_order], self.columns, arrays, weights
+        )
+        free = [name for name, column in self.columns.items() if not column.in_order]
+        shares = [free[start::number] for start in range(min(number, len(free)))]
+        return [partial(_add, share, self.columns, arrays, weights) for share in shares]
+
+    def merge(self, other: TableCounter) -> None:
+        """Add the counts of another part of the table."""
+        self.rows += other.rows
+        self.weight += other.weight
+        self.weight_squares += other.weight_squares
+        for name, column in self.columns.items():
+            column.merge(other.columns[name])
+        if self.joint is not None and other.joint is not None:
+            self.joint.merge(other.joint)
+
+    def profiles(self) -> dict[str, ColumnProfile]:
+        """Return the profile of each column whose counter gives one."""
+        counters = self.columns.items()
+        return {name: column.profile() for name, column in counters if isinstance(column, ProfileCounter)}
+
+
+def _add(
+    names: Sequence[str],
+    columns: Mapping[str, ColumnCounter],
+    arrays: Mapping[str, Any],
+    weights: Floats | None,
+) -> None:
+    for name in names:
+        columns[name].add(arrays[name], weights)
+
 
 BATCH_ROWS = 1 << 16
 _MOST_WAITING = 4  # the most waiting tasks per thread, because waiting tasks hold batches in memory
@@ -128,12 +266,7 @@ class BatchTable(Table):
 
 
 class ParsedTable(Table):
-    """A table with some columns of text parsed.
-
-    Arguments:
-        table: the table with the unparsed columns.
-        ways: the way in which each parsed column is written, by the column's name.
-    """
+    """A table with some columns of text parsed."""
 
     def __init__(self, table: Table, ways: Ways) -> None:
         self.table, self.ways = table, dict(ways)

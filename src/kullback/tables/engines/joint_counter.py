@@ -24,18 +24,16 @@ if TYPE_CHECKING:
     from kullback.common.arrays import Floats, Integers
     from kullback.tables.columns.bins import Bins
 
-# JointCounts holds the weight of each combination of bins that occurs, for one group of columns. CountsByGroup holds
-# the JointCounts of several groups.
+# For one group of columns, JointCounts has the weight of each combination of bins that occurs. CountsByGroup has the
+# JointCounts of several groups.
 JointCounts = dict[tuple[Any, ...], float]
 CountsByGroup = dict[tuple[str, ...], JointCounts]
 
 
 class JointCounter:
-    """The weights of the combinations of bins that occur.
+    """The weights of the combinations of bins that occur, for each group of columns.
 
-    Attributes:
-        bins: the bins of each column; a column without bins is counted by its values.
-        counts: the weight of every combination, for each group of columns.
+    A column without bins is counted by its values.
     """
 
     def __init__(self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]]) -> None:
@@ -89,7 +87,7 @@ def _coded(name: str, array: Any, bins: Bins | None, weights: Floats | None) -> 
 
 
 def _add_key(counts: JointCounts, coded: Sequence[_Coded], weights: Floats | None) -> None:
-    """Add the weights of the combinations in a batch, for one group of columns."""
+    """Add the weights of a batch's combinations for one group of columns."""
     if not coded or not len(coded[0].codes):
         return
     sizes = [int(column.codes.max()) + 1 for column in coded]

@@ -63,8 +63,7 @@ MOST_MISSING = 3.0
 class BinStatistics:
     """The divergences, the p-value of the test, and each bin's term of KL(P || Q).
 
-    Attributes:
-        open_limits: which limits are open, because the confidence is too far in the tail for simulated draws; or empty.
+    `open_limits` says which limits are open, because the confidence is too far in the tail for simulated draws.
     """
 
     kl_pq: Value[float | None]
@@ -92,25 +91,21 @@ def compare_counts(
 ) -> BinStatistics:
     """Compare P's counts with Q's in the same bins.
 
+    The divergences have no standard errors if there is only one bin, or if a side has fewer than 20 independent rows or
+    clusters. They then have no intervals either, except for a single bin of rare values.
+
     Arguments:
-        a: P's weight in each bin, shape (K,).
-        b: Q's weight in each bin, shape (K,).
+        a, b: P's and Q's weight in each bin, shape (K,).
         sizes: Kish's effective numbers of rows of P and of Q.
         random: the source of randomness of tests and intervals.
         clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K). A cluster has the same row in both
             arrays, with zeros on a side without the cluster. None if rows are independent.
         rare: the rows of rare values, whose groups are the last bins; None if there is at most one group.
-        pooled: the number of bins with rare values, which are the last bins. The values in the first of these bins are
-            not distinguished further.
+        pooled: the number of the last bins, which have rare values; the first of them does not distinguish its values.
         sparse: whether independent rows are counted in few bins, and some bins have too few rows for a chi-square
             distribution. The intervals are then posterior intervals.
         confidence: the confidence level of the intervals.
-        ordered: the p-value of a test that uses the order of the bins, to combine with the test of the bins; NaN if
-            there is no such test.
-
-    Returns:
-        the divergences. They have no standard errors if there is only one bin, or if a side has fewer than 20
-        independent rows or clusters. They then have no intervals either, except for a single bin of rare values.
+        ordered: the p-value of a test that uses the order of the bins; NaN if there is no such test.
     """
     width, common = len(a), np.minimum(a / a.sum(), b / b.sum())
     hidden = _Hidden(float(common[width - pooled :].sum()), float(common[width - pooled]) if pooled else 0.0)
@@ -161,9 +156,7 @@ def compare_counts(
 class _Hidden:
     """The proportions of rows in groups of rare values on both sides, where a difference may be hidden.
 
-    Attributes:
-        pooled: the proportion in all groups together.
-        unseen: the proportion in the group whose values are not distinguished further.
+    `unseen` is the proportion in the group whose values are not distinguished further.
     """
 
     pooled: float
@@ -227,13 +220,7 @@ def _test_with_rare_values(
 
 
 def expected_rows(a: Floats, b: Floats, sizes: tuple[float, float]) -> Floats:
-    """Return the expected number of rows of the smaller side in each bin if P and Q are equal.
-
-    Arguments:
-        a: P's weight in each bin.
-        b: Q's weight in each bin.
-        sizes: the effective numbers of rows of P and of Q.
-    """
+    """Return the expected number of rows of the smaller side in each bin, from the weights a and b, if P = Q."""
     pooled = (a / a.sum() * sizes[0] + b / b.sum() * sizes[1]) / sum(sizes)
     return pooled * min(sizes)
 
@@ -397,13 +384,9 @@ def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
 
 @dataclass(frozen=True)
 class _Divergence:
-    """A divergence of p and q with its gradients.
+    """A divergence and its gradients with respect to p and q, a function of p and q of shape (..., K).
 
-    Attributes:
-        at: a function of p and q, shape (..., K), that returns the divergence and the gradients with respect to p and
-            q.
-        curvature: the second derivative of the divergence at p = q, relative to that of KL.
-        greatest: the largest possible value of the divergence.
+    `curvature` is the second derivative of the divergence at p = q, relative to that of KL.
     """
 
     at: Callable[[Floats, Floats], tuple[Any, Floats, Floats]]

@@ -36,11 +36,9 @@ MOST_GROUPS = 128
 
 @dataclass(frozen=True)
 class OrderedTest:
-    """The largest difference of two columns' cumulative proportions, and the p-value of the test of equality.
+    """The Kolmogorov-Smirnov distance of two columns of numbers, and the p-value of the Cramer-von Mises test.
 
-    Attributes:
-        distance: the Kolmogorov-Smirnov distance, from 0 to 1; NaN if a side has no number.
-        p_value: the p-value of the Cramer-von Mises test; NaN if a side has fewer than 5 independent rows with numbers.
+    The distance is NaN if a side has no number, the p-value if a side has fewer than 5 independent rows with numbers.
     """
 
     distance: float
@@ -48,13 +46,7 @@ class OrderedTest:
 
 
 def ordered_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) -> OrderedTest:
-    """Compare two columns of numbers by the buckets of their grid, for independent rows.
-
-    Arguments:
-        p: P's profile.
-        q: Q's profile, on the same grid.
-        sizes: Kish's effective numbers of rows of P and of Q.
-    """
+    """Compare two columns of numbers by the buckets of their common grid, for independent rows."""
     a, b = _on_one_grid(p, q)
     if not (a.sum() > 0 and b.sum() > 0):
         return OrderedTest(math.nan, math.nan)
@@ -78,12 +70,8 @@ def ordered_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float])
 def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) -> float:
     """Return the p-value for clusters of rows, from their weights in ordered bins.
 
-    The p-value comes from permutations if there are few clusters and no cluster has rows on both sides.
-
-    Arguments:
-        a: P's weight by cluster and bin, shape (G, K).
-        b: Q's weight by cluster and bin, with the clusters in the same order.
-        random: the source of the permutations.
+    The p-value comes from permutations if there are few clusters and no cluster has rows on both sides. The weights of
+    P and of Q by cluster and bin have the clusters in the same order.
     """
     of_p, of_q = a.sum(1) > 0, b.sum(1) > 0
     if not (of_p.any() and of_q.any()):
@@ -94,7 +82,7 @@ def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) ->
         return np.square(_cumulative(first) - _cumulative(second)) @ weights
 
     if len(a) > MOST_PERMUTED or (of_p & of_q).any():
-        # A cluster with rows on both sides has a single residual, that of the difference.
+        # A cluster with rows on both sides has a single residual: the difference.
         residuals = _residuals(a) - _residuals(b)
         least = min(int(of_p.sum()), int(of_q.sum()))
         covariance = residuals.T @ residuals * least / max(least - 1, 1)

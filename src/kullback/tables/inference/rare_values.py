@@ -1,4 +1,4 @@
-"""Groups of values that are too rare for a bin each, in which differences between P's and Q's values stay visible.
+"""Groups of values that are too rare for a bin each. The groups show differences between P's and Q's values.
 
 If rare values were pooled into one bin, 500 shops in P and 500 entirely different shops in Q would look equal. Each row
 is therefore placed in a group by the occurrences of its value in all *other* rows. The value may occur in neither
@@ -38,11 +38,8 @@ TOO_ALIKE = 0.999  # with a larger p-value, counts agree more closely than count
 class RareValues:
     """The rows of rare values by value and group; values with equal weights in all groups share an entry.
 
-    Attributes:
-        a: P's weight by entry and group, shape (R, 6), for one value of each entry.
-        b: Q's weight by entry and group, shape (R, 6), for one value of each entry.
-        number: the number of values that each entry represents.
-        p_value: the p-value of the test that these values are as frequent in P as in Q; NaN if the test is impossible.
+    P's weights a and Q's weights b by entry and group, shape (R, 6), are for one of the `number` values of each entry.
+    `p_value` tests that these values are as frequent in P as in Q; it is NaN if the test is impossible.
     """
 
     a: Floats
@@ -67,11 +64,7 @@ class RareValues:
 def rare_values(a: Floats, b: Floats, sizes: tuple[float, float], random: np.random.Generator) -> RareValues:
     """Place each row of a rare value in a group that depends on all other rows.
 
-    Arguments:
-        a: the number of rows of P with each value.
-        b: the number of rows of Q with each value.
-        sizes: the numbers of all rows of P and of Q.
-        random: the source of randomness of the test.
+    The numbers of rows of P and of Q with each value are a and b, and those of all rows `sizes`.
     """
     p_value = sparse_test(a, b, random)
     base = b.max(initial=0) + 1  # the numbers of rows are whole, so the products below are exact
@@ -95,15 +88,8 @@ def rare_values_of_clusters(
 ) -> tuple[RareValues, Integers]:
     """Place each row of a rare value in a group that depends on the rows of all other clusters.
 
-    Arguments:
-        value: the value of each entry of the joint counts, numbered from 0.
-        on_p: whether each entry belongs to P.
-        cluster: the cluster of each entry.
-        weight: the weight of each entry.
-        sizes: the total weights of P and of Q.
-
-    Returns:
-        the rows by value and group, and the group of each entry.
+    Each entry of the joint counts has the number of its value, its side, its cluster and its weight. The results are
+    the rows by value and group, and the group of each entry.
     """
     number = int(value.max(initial=-1)) + 1
     others: list[Floats] = []

@@ -12,7 +12,7 @@ from kullback.common.inference import student_ratio
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction
 
-MOST_GAIN = 100.0  # a variance is at least that of 100 times as many independent rows
+MOST_GAIN = 100.0  # a variance is at least the variance of 100 times as many independent rows
 BLOCK = 1 << 21  # about this many numbers are drawn at a time
 
 
@@ -53,14 +53,7 @@ class ProportionErrors(ABC):
 
 
 class IndependentRows(ProportionErrors):
-    """The sampling errors of multinomial counts.
-
-    Arguments:
-        a: P's counts, shape (K,).
-        b: Q's counts, shape (K,).
-        n: the number of independent rows of P.
-        m: the number of independent rows of Q.
-    """
+    """The sampling errors of multinomial counts a of P and b of Q, from n and m independent rows."""
 
     def __init__(self, a: Floats, b: Floats, n: float, m: float) -> None:
         self._p, self._q = a / a.sum(), b / b.sum()
@@ -86,14 +79,8 @@ class IndependentRows(ProportionErrors):
 class _ErrorRows(ProportionErrors):
     """The sampling errors of sums over independent units, from the contribution of each unit to the errors of p and q.
 
-    Arguments:
-        errors_p: the contributions to the errors of p, shape (units, K). One row may stand for k equal contributions if
-            it is multiplied by the square root of k.
-        errors_q: the contributions to the errors of q, shape (units, K), in the same form.
-        proportions: p and q.
-        sizes: the effective numbers of rows of P and Q.
-        units: the number of independent units.
-        clusters: the numbers of clusters of P and of Q; None if rows are independent.
+    The contributions to the errors of p and of q have the shape (rows, K). One row may stand for k equal contributions
+    of the `units` if it is multiplied by the square root of k.
     """
 
     def __init__(
@@ -137,12 +124,9 @@ class _ErrorRows(ProportionErrors):
 class ClusteredRows(_ErrorRows):
     """The sampling errors of counts of rows in independent clusters. A cluster may have rows on both sides.
 
-    Arguments:
-        a: P's weight by cluster and bin, shape (G, K).
-        b: Q's weight by cluster and bin, with the clusters in the same order.
-        sizes: the effective numbers of rows of P and Q; None uses the total weights of P and Q.
-        rare: the rows of rare values, whose groups are the last bins; None if there are no groups. The errors of these
-            rows by value are added to the errors by cluster.
+    P's weights a and Q's weights b by cluster and bin, shape (G, K), have the clusters in the same order. The effective
+    numbers of rows are by default the total weights. The errors of rows of rare values, whose groups are the last bins,
+    are added by value to the errors by cluster.
 
     References:
         Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
@@ -185,11 +169,8 @@ class ClusteredRows(_ErrorRows):
 class RowsWithRareValues(_ErrorRows):
     """The sampling errors of independent rows, where rows with the same rare value are grouped together.
 
-    Arguments:
-        a: P's counts, shape (K,).
-        b: Q's counts, shape (K,).
-        rare: the weights of P and of Q by value and bin, shapes (R, K) and (R, K), and the number of values that each
-            row represents, shape (R,).
+    `rare` has the weights of P and of Q by value and bin, shape (R, K), and the number of values that each of these
+    rows represents, shape (R,).
     """
 
     def __init__(self, a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats]) -> None:
@@ -211,13 +192,7 @@ class RowsWithRareValues(_ErrorRows):
 def multinomial_variance(
     proportions: tuple[Floats, Floats], gradients: tuple[Floats, Floats], sizes: tuple[float, float]
 ) -> float:
-    """Return the variance of a function of two vectors of proportions, by the delta method.
-
-    Arguments:
-        proportions: p and q.
-        gradients: the gradients of the function with respect to p and q.
-        sizes: the numbers of independent rows behind p and q.
-    """
+    """Return the variance of a function of two vectors of proportions, by the delta method."""
     parts = zip(proportions, gradients, sizes, strict=True)
     return sum(_variance_under(proportion, gradient) / rows for proportion, gradient, rows in parts)
 

@@ -37,13 +37,8 @@ def g_test(
     random tables with the same margins. For few clusters without rows on both sides, it comes from permutations. For
     other clusters, it comes from the F distribution, with the statistic divided by its design effect.
 
-    Arguments:
-        a: P's weight in each bin; no bin is empty on both sides.
-        b: Q's weight in each bin.
-        errors: the sampling errors of the proportions.
-        clusters: P's and Q's weights by cluster and bin; None if rows are independent.
-        random: the source of random tables and permutations.
-        permute: whether permutations of the clusters may be used, because the bins do not depend on them.
+    The weights a of P and b of Q in the bins are not both 0. `clusters` has P's and Q's weights by cluster and bin.
+    `permute` says whether permutations of the clusters may be used, because the bins do not depend on them.
 
     References:
         Improved likelihood ratio tests for complete contingency tables (Williams, 1976)
@@ -81,16 +76,10 @@ def sparse_test(a: Floats, b: Floats, random: np.random.Generator) -> float:
 
     The p-value comes from random tables with the same margins if there are few values. Otherwise the statistic is a sum
     of many terms. Its mean, variance and skewness given the margins are computed as for independent binomials, without
-    the part that the total explains. Its distribution is then taken as Pearson's type III with these moments.
+    the part that the total explains. Its distribution is then taken as Pearson's type III with these moments. The
+    result is NaN if all tables with these margins have the same statistic, for example if each value occurs once.
 
-    Arguments:
-        a: the number of rows of P with each value.
-        b: the number of rows of Q with each value.
-        random: the source of random tables.
-
-    Returns:
-        the p-value; NaN if all tables with these margins have the same statistic, for example if each value occurs
-        once.
+    The numbers of rows of P and of Q with each value are a and b.
 
     References:
         Central limit theorems for multinomial sums (Morris, 1975)
@@ -200,11 +189,8 @@ def permutation_test(
 ) -> float:
     """Return the p-value from random permutations of the clusters between P and Q.
 
-    Arguments:
-        a: P's weight by cluster and bin, shape (G, K).
-        b: Q's weight by cluster and bin, with the clusters in the same order. No cluster has rows on both sides.
-        statistic: a function of P's and Q's weight in each bin, with the bins along the last dimension.
-        random: the source of the permutations.
+    The weights of P and of Q by cluster and bin, shape (G, K), have the same clusters. No cluster has rows on both
+    sides. `statistic` is a function of P's and Q's weight in each bin, with the bins along the last dimension.
     """
     counts, of_p = a + b, a.sum(1) > 0
     least = float(statistic(a.sum(0), b.sum(0))) * (1 - 1e-9)

@@ -33,13 +33,9 @@ FEWEST_EXPECTED = 10.0
 
 @dataclass(frozen=True)
 class WordTest:
-    """The result of the test of words.
+    """The PSI between rows with and rows without a word of the most significant group, and the p-value of all groups.
 
-    Attributes:
-        psi: the population stability index between rows with and rows without a word of one group, which is the group
-            that differs most significantly.
-        p_value: the p-value of all groups together; NaN if no group can be tested and some group has a word in every
-            row.
+    The p-value is NaN if no group can be tested and some group has a word in every row.
     """
 
     psi: float
@@ -47,13 +43,7 @@ class WordTest:
 
 
 def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) -> WordTest | None:
-    """Compare the words of two columns of texts; None if words were not counted or no group of words is frequent.
-
-    Arguments:
-        p: P's profile.
-        q: Q's profile.
-        sizes: the effective numbers of rows of P and of Q.
-    """
+    """Compare the words of two columns of texts; None if words were not counted or no group of words is frequent."""
     if p.words is None or q.words is None or p.empty or q.empty:
         return None
     n, m = (size * side.present / side.total for size, side in zip(sizes, (p, q), strict=True))
