@@ -10,7 +10,7 @@ from typing import Any
 
 from kullback.common.optional import load
 from kullback.errors import printable
-from kullback.report.document import Block, Plot, main_blocks
+from kullback.report.document import main_blocks
 from kullback.report.plots.svg import draw_svg
 from kullback.report.subjects import document
 from kullback.results.verdict import Verdict
@@ -64,17 +64,13 @@ def _rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(kind=_kind, svg=_svg, text=_text)
+    # A block's kind is the name of the macro that renders it. The ids in an SVG element begin with the name of the plot.
+    environment.filters.update(
+        kind=lambda block: type(block).__name__.lower(),
+        svg=lambda plot, name: draw_svg(name, plot.draw),
+        text=_text,
+    )
     return environment.get_template(template).render(values)
-
-
-def _kind(block: Block) -> str:
-    """Return the name of the template macro that renders a block."""
-    return type(block).__name__.lower()
-
-
-def _svg(plot: Plot, name: str) -> str:
-    return draw_svg(name, plot.draw)
 
 
 def _text(words: str) -> str:
