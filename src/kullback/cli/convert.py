@@ -55,7 +55,6 @@ OPTIONS = (
 )
 # The options for only one kind of target, .kld or .klref. All other options are for both kinds.
 OF_BASE_FILES = ("--as", "--tokens", "--tokens-key", "--n-ctx", "--all-positions", "--floor")
-OF_REFERENCES = ("--classes",)
 
 
 @command(
@@ -94,7 +93,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
             f"in .klref, a reference file; got {suffix}, another format. Write: "
             f"{printable(target.with_suffix('.kld'), LONGEST_NAME)}"
         )
-    _refuse_options(settings, OF_REFERENCES, ".klref")
+    _refuse_options(settings, ("--classes",), ".klref")
     if tokens is None or n_ctx is None:
         raise click.UsageError(
             "wanted --tokens FILE and --n-ctx N, which a base file of llama.cpp needs, or a target that ends in .klref"

@@ -64,7 +64,7 @@ def _rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # A block's kind is the name of the macro that renders it. The ids in an SVG element begin with the name of the plot.
+    # A block's kind names the macro that renders it. The ids in an SVG element begin with the name of the plot.
     environment.filters.update(
         kind=lambda block: type(block).__name__.lower(),
         svg=lambda plot, name: draw_svg(name, plot.draw),
