@@ -53,7 +53,7 @@ OPTIONS = (
     Option("--classes", "For a .klref: the number of all classes, if SRC does not say.", accepts=CLASSES),
     NO_PROGRESS,
 )
-# The options for only one kind of target, .kld or .klref. All other options are for both kinds.
+# The options of a target that ends in .kld alone. One option is of .klref alone, and all others are of both.
 OF_BASE_FILES = ("--as", "--tokens", "--tokens-key", "--n-ctx", "--all-positions", "--floor")
 
 
