@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.option import FILE, Option
+from kullback.cli.option import FILE, Option, invalid_option
 from kullback.cli.option_command import command
 from kullback.cli.options import NO_PROGRESS
 from kullback.cli.outputs import check_files
@@ -17,7 +17,7 @@ from kullback.cli.streams import print_error
 from kullback.common.constraints import FLAG
 from kullback.common.progress import progress_bar
 from kullback.common.shared_constraints import CLASSES, FLOOR, REPRESENTATION, WINDOW_OF_LLAMA
-from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable
+from kullback.errors import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,23 +108,19 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
             tokens, key=settings["--tokens-key"], classes=rows.classes, name="tokens", key_name="tokens_key"
         )
         if len(token_ids) % n_ctx:
-            raise ArgumentValueError.at(
-                "--tokens",
+            raise invalid_option(
                 "--tokens",
                 wanted=f"whole windows of --n-ctx {n_ctx}",
                 got=f"{len(token_ids)} tokens",
                 instead="--n-ctx N with an N that divides their number",
-                wording=BY_CALL,
             )
         expected = len(token_ids) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):
-            raise ArgumentValueError.at(
-                "--all-positions",
+            raise invalid_option(
                 "--all-positions",
                 wanted=f"a row for each of {expected} tokens",
                 got=f"{rows.rows} rows",
                 instead="the command without it if the rows are those that llama.cpp scores",
-                wording=BY_CALL,
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         may_hold_all = not all_positions and rows.rows in (None, len(token_ids))

@@ -17,9 +17,10 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from kullback.cli.option import invalid_option
 from kullback.common.row_statistics import FURTHER
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
-from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable, quoted
+from kullback.errors import LONGEST_NAME, ArgumentValueError, printable, quoted
 from kullback.results.verdict import Outcome, Verdict, rows_to_decide
 
 if TYPE_CHECKING:
@@ -490,13 +491,12 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
     if not (math.isfinite(limit) and least <= limit <= most):
         ends = "" if least == -math.inf else f" of {least:g} or more"
         ends = ends if most == math.inf else f" from {least:g} to {most:.6g}"
-        raise ArgumentValueError.at(
-            where,
+        raise invalid_option(
             f"--fail-{side}",
             wanted=f"a finite number{ends} after '='",
             got=f"{number!r}",
             instead=written(f"{name}={min(metrics.example, most)}"),
-            wording=BY_CALL,
+            place=where,
         )
     return Gate(Limit(metric, column[:-1] if bracket else None, limit, side, place), metrics)
 
