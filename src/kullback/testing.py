@@ -47,6 +47,7 @@ _ARGUMENTS = Arguments(
     runs=RUNS,
     confidence=CONFIDENCE,
 )
+
 # NumPy draws from the hypergeometric distribution only for fewer draws.
 _MOST_HYPERGEOMETRIC = 10**9
 
