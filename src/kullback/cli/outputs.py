@@ -98,7 +98,7 @@ def write_reports(
     """Write all files, `others` first, and print the table or the JSON.
 
     `table` prints something other than the tables of `result`. `others` has the contents of further files, by path.
-    `options` are further arguments of `kullback.report.document`. The verdicts returned are those of all batches.
+    `options` are further arguments of `kullback.report.document`. Return the verdicts of all batches.
     """
     from kullback.report import document, html, json, markdown, terminal
 

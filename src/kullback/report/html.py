@@ -20,8 +20,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
     """Render a result as one HTML document that needs no other file and no network.
 
     A script sorts tables and filters long lists; without scripts, the page shows everything. The page adapts to narrow
-    screens, to dark mode and to paper. The same result always gives the same text.
-    The arguments are those of `document`.
+    screens, to dark mode and to paper. The same result always gives the same text. `document` describes the arguments.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.

@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **options: Any) -> None:
     """Print a result: the outcome, the limits, the tables and the remarks.
 
-    Divergences are in nats. Control characters are escaped. The other arguments are those of `document`.
+    Divergences are in nats. Control characters are escaped. `document` describes the other arguments.
 
     Example:
         >>> import torch
@@ -197,7 +197,7 @@ def _lines(block: Findings | Code) -> Iterator[str]:
 
 
 def _open(blocks: Iterable[Block]) -> Iterator[Table | Code | Findings]:
-    """Yield the blocks that are printed, including those of open sections; a table replaces drawings and passages."""
+    """Yield the blocks that are printed, also from open sections; a table replaces drawings and passages."""
     for block in blocks:
         if isinstance(block, Section):
             yield from _open(block.blocks) if block.is_open is not False else ()
