@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from kullback.common.formats import (
     Unit,
+    bit_count,
     byte_count,
     count,
     counted,
@@ -43,8 +44,7 @@ from kullback.report.document import (
     Table,
     Token,
 )
-from kullback.report.plots.ladder import place_on_ladder
-from kullback.report.plots.models import draw_plots, name_of
+from kullback.report.plots.ladder import draw_models, name_of, place_on_ladder
 from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.schemas import models as schema
 from kullback.report.subjects.predictions import (
@@ -103,7 +103,7 @@ _OUTCOMES = {
 def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of the result of `compare_models`."""
     blocks: list[Block] = [_scoreboard(result), *_groups(result)]
-    if plots := draw_plots(result):
+    if plots := draw_models(result):
         blocks.append(Gallery("KL(P||Q) in pictures", plots))
     scale = max(map(_scale, result.candidates))
     blocks += [_section(result, place, candidate, scale) for place, candidate in enumerate(result.candidates)]
@@ -404,7 +404,7 @@ def _certain(result: ModelComparison) -> list[str]:
 
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     bits = info.bits_per_weight
-    return byte_count(info.file_bytes), "" if bits is None else f"{bits:.2f}"
+    return byte_count(info.file_bytes), "" if bits is None else bit_count(bits)
 
 
 def _outcome(result: ModelComparison) -> str:
