@@ -51,9 +51,8 @@ LAYERS = {
         {"__init__", "__main__"},
     ),
     "kullback.diagnosis": (
-        {"scan"},
-        {"reading", "shapes"},
-        {"values"},
+        {"reading"},
+        {"shapes", "values"},
         {"case"},
         {"checks", "suggestion"},
         {"diagnosis_result"},

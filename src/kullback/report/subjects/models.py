@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from kullback.common.formats import (
     Unit,
+    bit_count,
     byte_count,
     count,
     counted,
@@ -404,7 +405,7 @@ def _certain(result: ModelComparison) -> list[str]:
 
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     bits = info.bits_per_weight
-    return byte_count(info.file_bytes), "" if bits is None else f"{bits:.2f}"
+    return byte_count(info.file_bytes), "" if bits is None else bit_count(bits)
 
 
 def _outcome(result: ModelComparison) -> str:
