@@ -75,7 +75,7 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
         wanted="a frozen distribution of SciPy: univariate with a density, over finitely many integers, or over "
         "integers in a family of torch; or one of "
         + ", ".join(sorted(form.name for form in _forms() if form.name.endswith("_frozen"))),
-        got=getattr(getattr(frozen, "dist", None), "name", None) or kind,
+        got=_name_of(frozen),
         instead="a torch.distributions object, or Probs([...]) of a histogram",
     )
 
@@ -107,6 +107,10 @@ def _widened(d: Any, classes: int) -> Distribution:
             logits=torch.nn.functional.pad(d.logits, (0, missing), value=-torch.inf), validate_args=False
         )
     return families.Categorical(probs=torch.nn.functional.pad(d.probs, (0, missing)), validate_args=False)
+
+
+def _name_of(frozen: Any) -> str:
+    return getattr(getattr(frozen, "dist", None), "name", None) or type(frozen).__name__
 
 
 def _upcast(x: Any) -> Tensor:
@@ -197,7 +201,7 @@ class ScipyDensity(Distribution):
                 "kl_divergence",
                 "p, q",
                 wanted="a support of p without gradient, where SciPy gives the density of q",
-                got=f"ends that require a gradient, and {self._name} of SciPy",
+                got=f"ends that require a gradient, and {_name_of(self.frozen)} of SciPy",
                 instead="torch.no_grad() around the call, or detached parameters",
             )
         with np.errstate(all="ignore"):  # some formulas of SciPy overflow in the tails
@@ -217,10 +221,6 @@ class ScipyDensity(Distribution):
         """Draw with SciPy, with a seed from torch's generator."""
         seed = int(torch.randint(2**31, (), device="cpu"))
         return _upcast(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
-
-    @property
-    def _name(self) -> str:
-        return self.frozen.dist.name
 
 
 register_density(ScipyDensity)(black_box)
@@ -273,10 +273,6 @@ class NewScipyDensity(ScipyDensity):
 
     def _takes_logarithm(self) -> bool:
         return False
-
-    @property
-    def _name(self) -> str:
-        return type(self.frozen).__name__
 
 
 def _of_new_interface(d: Any) -> Distribution | None:

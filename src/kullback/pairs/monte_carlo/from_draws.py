@@ -161,7 +161,8 @@ def _kl(call: str, p: Distribution, q: Distribution, draws: int) -> tuple[Tensor
         d = torch.where(used, at.weights * torch.where(used, d, 0), 0).sum(1)
     check_normalized(call, p, q, log_ratio, rounding)
     _check_other_side(call, p, q, draws, rounding)
-    if not _shares_support(p, q):  # the mean of q / p under P may be below 1
+    supports = support_of(p), support_of(q)
+    if None in supports or not _same(*supports):  # the mean of q / p under P may be below 1
         ratio = torch.zeros_like(ratio)
     value, error = _mean(d, ratio, at.sequences)
     infinite = _is_infinite(p, q)
@@ -216,12 +217,6 @@ def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
     fixed = torch.where(fixed.isinf(), 0, fixed)
     others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
     return d + (fixed - others) * (log_p - log_p.detach())
-
-
-def _shares_support(p: Distribution, q: Distribution) -> bool:
-    """Return whether P and Q have the same support, so that the mean of q / p under P is 1."""
-    supports = support_of(p), support_of(q)
-    return None not in supports and _same(*supports)
 
 
 def _same(a: object, b: object) -> bool:
