@@ -24,6 +24,9 @@ from kullback.results.estimate import Estimate
 from kullback.results.verdict import rows_to_decide
 from kullback.samples import Samples
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from kullback.models import ModelComparison
@@ -44,6 +47,7 @@ _ARGUMENTS = Arguments(
     runs=RUNS,
     confidence=CONFIDENCE,
 )
+
 # NumPy draws from the hypergeometric distribution only for fewer draws.
 _MOST_HYPERGEOMETRIC = 10**9
 

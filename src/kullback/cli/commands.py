@@ -35,6 +35,12 @@ class _Failure(click.ClickException):
         print_error(f"kullback: {printable(self.format_message(), LONGEST_MESSAGE)}", file)
 
 
+class _Unexpected(_Failure):
+    """An error message in one line for an unexpected error, which is a bug of this package."""
+
+    exit_code = Status.UNEXPECTED
+
+
 @contextmanager
 def _errors_in_one_line() -> Generator[None, None, None]:
     """Turn every error into a message of one line and an exit status that no gate has."""
@@ -57,11 +63,9 @@ def _errors_in_one_line() -> Generator[None, None, None]:
         if os.environ.get("KULLBACK_DEBUG"):
             raise
         what = " ".join(str(error).split())
-        failure = _Failure(
+        raise _Unexpected(
             f"unexpected {type(error).__name__}: {what}; set KULLBACK_DEBUG=1 to see where, and please report it"
-        )
-        failure.exit_code = Status.UNEXPECTED  # a bug of this package
-        raise failure from error
+        ) from error
 
 
 class _Commands(click.Group):

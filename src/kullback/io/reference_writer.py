@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
 from types import TracebackType

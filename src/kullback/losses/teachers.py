@@ -197,6 +197,7 @@ class PartialTeacher(ShortRepr, ABC):
 
     @abstractmethod
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TeacherRows:
+        """Return the teacher's rows for a student that has `classes` classes."""
 
     @property
     def index_tensors(self) -> Sequence[Tensor]:
@@ -245,6 +246,7 @@ class PartialTeacher(ShortRepr, ABC):
         return self.rows(settings.kind, classes, settings.temperature, positions.dtype)
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
+        """Return the dtype of the loss. Raise unless the teacher fits the student's logits and the settings."""
         self.check_student(call, student)
         self.check_settings(call, settings.kind, settings.temperature)
         return self.result_dtype(student.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.common.short_repr import ShortRepr
-from kullback.errors import BY_PLACE, ModelError, printable
+from kullback.errors import ModelError, printable
 from kullback.losses.head_configuration import head_configuration
 from kullback.models.huggingface_model import body_of, loading_errors, require_causal, words_of
 from kullback.models.open_model import LOADING, Loading

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kullback.common.extra_arguments import by_name
-from kullback.common.files import check_input, write
+from kullback.common.files import check_input, write_all
 from kullback.common.plain_values import JsonObject
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
@@ -160,7 +160,7 @@ class Profile(ShortRepr):
         Raises:
             FileError: the file cannot be written, or its path exists and is not an ordinary file.
         """
-        write(path, self.to_json(categories) + "\n")
+        write_all({path: self.to_json(categories) + "\n"})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:

@@ -40,7 +40,6 @@ from dataclasses import asdict
 
 from kullback.common.formats import token_text
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
-from kullback.models.model_results import UntilSure
 from kullback.predictions.reference_rows import DrawnMean
 from kullback.report.document import Fields
 from kullback.report.schemas import predictions

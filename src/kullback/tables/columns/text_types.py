@@ -1,4 +1,9 @@
-"""Recognition of identifiers: columns where nearly every row has its own value, but no amounts and no dates."""
+"""The type of a column, as its values tell: identifiers; and for strings categories, text, numbers, dates or times.
+
+`identifies` recognizes identifiers: nearly every row has its own value, and the values are no amounts and no dates.
+`is_text` distinguishes text from categories. `ways_to_read` returns the columns of strings that are numbers or dates:
+at least 90 % of each side's texts are numbers or dates that are written in one way.
+"""
 
 from __future__ import annotations
 
