@@ -17,7 +17,6 @@ from kullback.pairs.families import (
     categorical as categorical,
     gamma as gamma,
     gumbel as gumbel,
-    laplace as laplace,
     normal as normal,
     pareto as pareto,
     relaxed as relaxed,
