@@ -103,7 +103,6 @@ LAYERS = {
     "kullback.pairs": (
         {"torch_registry"},
         {"family"},
-        {"density_overrides"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
         {"registry", "renyi"},

@@ -38,9 +38,8 @@ from kullback.fitting.targets import DrawsTarget, MeanTarget, target_of
 from kullback.fitting.unconstrained import Family
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.families.beta import dirichlet_from_mean_logs
-from kullback.pairs.family import FAMILIES, Means, Parameters, family_of
+from kullback.pairs.family import FAMILIES, Means, Parameters, family_of, overrides_density
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.samples import Samples
 

@@ -19,8 +19,7 @@ from kullback.common.roots import bisect
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
-from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.family import Means
+from kullback.pairs.family import Means, overrides_density
 from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
 from kullback.pairs.integration.panels import (
     LINE,

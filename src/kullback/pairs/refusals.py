@@ -28,8 +28,7 @@ from kullback.generators import KL, Divergence
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.black_box import Ends, ends_after
 from kullback.pairs.densities.maps import inverted_by, parts_of_maps
-from kullback.pairs.density_overrides import lacks, overrides_density
-from kullback.pairs.family import FAMILIES, support_of
+from kullback.pairs.family import FAMILIES, lacks, overrides_density, support_of
 from kullback.pairs.monte_carlo import from_draws
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of

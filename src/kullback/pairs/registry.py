@@ -22,7 +22,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.native_closed_forms import Form as KernelForm, divergence, required_gradients
-from kullback.pairs.density_overrides import class_overrides_density, overrides_density
+from kullback.pairs.family import class_overrides_density, overrides_density
 from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut, is_ordinary_call
 from kullback.pairs.torch_registry import (
     PLANS,

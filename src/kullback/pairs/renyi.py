@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 
 RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
 # An entry of _RULES has the families of P and Q, the formula, and the bound on the formula's rounding error.

@@ -43,18 +43,18 @@ from kullback.pairs.closed_forms.reductions import (
 )
 from kullback.pairs.densities.density import densities_of
 from kullback.pairs.densities.maps import move_apart, plain_form, pulled_back, same_maps
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 from kullback.pairs.integration.divergence_terms import total_of_masses
 from kullback.pairs.monte_carlo import from_draws
 from kullback.pairs.numerics.parameters import (
     batch_shape_of,
     categorical_of,
     dtype_of,
+    in_common_unit,
     is_whole_graph,
     log_probs_of,
     outside_of_graphs,
 )
-from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.refusals import check_domains, check_integrable, not_converged, unserved
 from kullback.pairs.registry import (
     ClosedForm,

@@ -29,9 +29,8 @@ from kullback.pairs.closed_forms.large_normals import (
     large_divergence,
     large_error,
 )
-from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import Family, ScipyForm
+from kullback.pairs.family import Family, ScipyForm, overrides_density
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,

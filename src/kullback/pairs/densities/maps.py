@@ -40,8 +40,7 @@ from torch.distributions.transforms import (
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.pairs.densities.density import density_of
-from kullback.pairs.density_overrides import overrides, overrides_density
-from kullback.pairs.family import FAMILIES
+from kullback.pairs.family import FAMILIES, overrides, overrides_density
 from kullback.pairs.numerics.parameters import (
     are_equal,
     dtype_of,

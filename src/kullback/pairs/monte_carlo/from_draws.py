@@ -41,8 +41,7 @@ from kullback.generators.of_ratio import with_limits
 from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
 from kullback.pairs.clone import expanded, parts_of
-from kullback.pairs.density_overrides import lacks, overrides, overrides_density
-from kullback.pairs.family import support_of
+from kullback.pairs.family import lacks, overrides, overrides_density, support_of
 from kullback.pairs.integration.mass import LIBRARIES, check_masses
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
