@@ -65,9 +65,9 @@ from kullback.pairs.registry import (
     fused_divergence,
     names_of,
     plan_for,
+    renyi_in_closed_form,
     set_order,
 )
-from kullback.pairs.renyi import renyi_in_closed_form
 from kullback.pairs.solve_options import METHODS, SolveOptions
 from kullback.pairs.support import check_comparable, is_always_finite, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule

@@ -49,8 +49,7 @@ from kullback.pairs.numerics.cholesky import (
     whitened_factors,
 )
 from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
-from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
+from kullback.pairs.registry import WIDE_RATIO, closed_form, renyi_form, where_finite
 
 # If there are at least _MANY dimensions, a covariance W W^T + D is not computed as a matrix.
 _MANY = 64

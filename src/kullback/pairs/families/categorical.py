@@ -27,8 +27,7 @@ from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import CHOICE, Family, ScipyForm
 from kullback.pairs.native_forms import NativeForm, divergence_of, is_ordinary_call
 from kullback.pairs.numerics.parameters import given_logits, is_transformed, log_probs_of
-from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import mixed, renyi_form
+from kullback.pairs.registry import closed_form, mixed, renyi_form
 
 Classes = Categorical | OneHotCategorical | Multinomial
 

@@ -31,8 +31,7 @@ from kullback.pairs.densities.integer import IntegerDensity, deviance, last_inte
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import CHOICE, POSITIVE, UNIT, Family, ScipyForm, match_of_mean
 from kullback.pairs.numerics.parameters import all_equal, given_logits, is_differentiated
-from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import mixed, renyi_form
+from kullback.pairs.registry import closed_form, mixed, renyi_form
 
 # If two logits differ by less than _CLOSE, the log-ratios are computed from the difference, without cancellation.
 _CLOSE = 1.0
