@@ -41,7 +41,7 @@ from kullback.generators.of_ratio import with_limits
 from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
 from kullback.pairs.clone import expanded, parts_of
-from kullback.pairs.family import lacks, overrides, overrides_density, support_of
+from kullback.pairs.family import lacks, overrides, overrides_density
 from kullback.pairs.integration.mass import LIBRARIES, check_masses
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
@@ -160,8 +160,7 @@ def _kl(call: str, p: Distribution, q: Distribution, draws: int) -> tuple[Tensor
         d = torch.where(used, at.weights * torch.where(used, d, 0), 0).sum(1)
     check_normalized(call, p, q, log_ratio, rounding)
     _check_other_side(call, p, q, draws, rounding)
-    supports = support_of(p), support_of(q)
-    if None in supports or not _same(*supports):  # the mean of q / p under P may be below 1
+    if not _shares_support(p, q):  # the mean of q / p under P may be below 1
         ratio = torch.zeros_like(ratio)
     value, error = _mean(d, ratio, at.sequences)
     infinite = _is_infinite(p, q)
@@ -216,6 +215,14 @@ def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
     fixed = torch.where(fixed.isinf(), 0, fixed)
     others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
     return d + (fixed - others) * (log_p - log_p.detach())
+
+
+def _shares_support(p: Distribution, q: Distribution) -> bool:
+    """Return whether P and Q have the same support, so that the mean of q / p under P is 1."""
+    try:
+        return _same(p.support, q.support)
+    except NotImplementedError:
+        return False
 
 
 def _same(a: object, b: object) -> bool:
