@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -139,12 +138,12 @@ def native_form(type_p: type, type_q: type) -> KernelForm:
 
 def shortcut(type_p: type, type_q: type) -> Callable[[Shortcut], Shortcut]:
     """Register a function that computes KL for exactly these two types, without any checks before it."""
-    return partial(_register, "shortcut", (type_p, type_q))
+    return lambda function: _register("shortcut", (type_p, type_q), function)
 
 
 def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
     """Register a function f(p, q, kl) that computes a divergence from the estimates kl(p, q) of other pairs."""
-    return partial(_register, "reduction", (type_p, type_q))
+    return lambda function: _register("reduction", (type_p, type_q), function)
 
 
 def user_pairs() -> Iterator[TypePair]:
