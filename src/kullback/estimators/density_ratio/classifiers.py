@@ -1,8 +1,8 @@
 r"""The candidate classifiers of `density_ratio`; each is fitted to labeled draws and returns log-odds.
 
-One of them is the ratio of two Gaussian densities, for which KL has an unbiased estimate. Let :math:`\delta` be the
-difference of the sample means, and :math:`S_p` and :math:`S_q` the sample covariances of n draws of P and m draws of Q
-with d components. The estimate is
+One classifier is the ratio of two Gaussian densities. Their KL has an unbiased estimate. P has n draws and Q has m
+draws, with d components. Let :math:`\delta` be the difference of the sample means, and :math:`S_p` and :math:`S_q` the
+sample covariances. The estimate is
 
 .. math::
     \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d

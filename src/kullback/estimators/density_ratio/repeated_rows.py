@@ -44,7 +44,7 @@ def missed(draws: Labeled, halves: Sequence[Integers], log_odds: Sequence[Array]
 
     Classifiers are fitted to halves of the draws. Their errors add a bias to pairs of the same half. Pairs of different
     halves get twice this bias with the other sign. So pairs of the same half count twice. Pairs of draws of the same
-    unit are left out. For each split, `halves` has the half of each draw, 0 or 1, and `log_odds` the calibrated
+    unit are left out. For each split, `halves` has the half of each draw, 0 or 1. `log_odds` has the calibrated
     log-odds of each draw by a fit to the other half.
     """
     rows = np.unique(draws.x, axis=0, return_inverse=True)[1].reshape(-1)
