@@ -26,8 +26,8 @@ from kullback.mismatch import policy_mismatch
 from kullback.predictions import Comparison
 from kullback.report import document, markdown
 from kullback.report.document import drawings
-from kullback.report.plots.ladder import draw_models as draw_of_models
 from kullback.report.plots.mismatch import draw_parts, draw_positions
+from kullback.report.plots.models import draw_plots as draw_of_models
 from kullback.report.subjects.tables import Batches
 from kullback.results.value import Value
 from kullback.tables import TableComparison

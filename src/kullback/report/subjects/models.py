@@ -44,7 +44,8 @@ from kullback.report.document import (
     Table,
     Token,
 )
-from kullback.report.plots.ladder import draw_models, name_of, place_on_ladder
+from kullback.report.plots.ladder import place_on_ladder
+from kullback.report.plots.models import draw_plots, name_of
 from kullback.report.plots.points import Point, draw_points, label_of
 from kullback.report.schemas import models as schema
 from kullback.report.subjects.predictions import (
@@ -103,7 +104,7 @@ _OUTCOMES = {
 def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of the result of `compare_models`."""
     blocks: list[Block] = [_scoreboard(result), *_groups(result)]
-    if plots := draw_models(result):
+    if plots := draw_plots(result):
         blocks.append(Gallery("KL(P||Q) in pictures", plots))
     scale = max(map(_scale, result.candidates))
     blocks += [_section(result, place, candidate, scale) for place, candidate in enumerate(result.candidates)]
