@@ -26,7 +26,7 @@ from kullback.operands import (
 )
 from kullback.pairs import SolveOptions
 from kullback.pairs.clone import parameters_of, upcast_copy
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.scipy_adapter import ScipyDensity, ShiftedCounts
 from kullback.representations import Logits, Probs, Representation

@@ -14,8 +14,7 @@ from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invali
 from kullback.generators import Divergence
 from kullback.pairs.clone import have_ordinary_tensors, with_ordinary_tensors, without_empty_wrapper
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
-from kullback.pairs.other_objects import line_for
-from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
+from kullback.pairs.scipy_adapter import Frozen, is_frozen, line_for, to_torch, with_equal_outcomes
 from kullback.representations import Logits, Probs, Representation
 from kullback.samples import Samples, column_names
 

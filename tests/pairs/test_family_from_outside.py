@@ -19,8 +19,8 @@ from kullback import Samples, divergence, fit, kl_divergence, kl_estimate
 from kullback.errors import RegistrationError
 from kullback.pairs import family, registry
 from kullback.pairs.densities import density
-from kullback.pairs.density_overrides import forget_overrides
 from kullback.pairs.families import Family, register_family, registration
+from kullback.pairs.family import forget_overrides
 from kullback.pairs.torch_registry import forget_plans
 from tests.refusals import refused
 from tests.test_contributing import example

@@ -12,25 +12,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Distribution,
-    MixtureSameFamily,
-    OneHotCategorical,
-)
+from torch.distributions import Categorical, Distribution, MixtureSameFamily, OneHotCategorical
 
 from kullback.common.bijective import check_bijective
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number, OneOf, Whole
 from kullback.common.dtypes import upcast
 from kullback.common.extra_arguments import by_name
-from kullback.errors import (
-    KullbackError,
-    NoRuleError,
-    explain,
-    invalid_type,
-    invalid_value,
-    safe_repr,
-)
+from kullback.errors import KullbackError, NoRuleError, explain, invalid_type, invalid_value, safe_repr
 from kullback.fitting.em import best_start
 from kullback.fitting.exact_fit import nearest
 from kullback.fitting.fit_result import (
@@ -146,7 +134,8 @@ def fit(
     """
     began = time.perf_counter()
     with _of_its_own_arguments():
-        settings = _checked(FitSettings(method, starts, tol, max_iterations, draws, generator, show_progress))
+        settings = FitSettings(method, starts, tol, max_iterations, draws, generator, show_progress)
+        settings = settings._replace(**_ARGUMENTS.check(**settings._asdict()))  # numbers become int and float
         names = _fixed_names(fixed)
         kind = None if kind is None else as_divergence("fit", kind)
         if isinstance(q, Representation) and isinstance(to, Representation):
@@ -203,10 +192,6 @@ _ARGUMENTS = Arguments(
     generator=GENERATOR,
     show_progress=FLAG,
 )
-
-
-def _checked(settings: FitSettings) -> FitSettings:
-    return settings._replace(**_ARGUMENTS.check(**dict(zip(settings._fields, settings, strict=True))))
 
 
 def _fixed_names(fixed: Any) -> frozenset[str]:

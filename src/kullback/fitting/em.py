@@ -14,12 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Distribution,
-    Independent,
-    MixtureSameFamily,
-    MultivariateNormal,
-)
+from torch.distributions import Distribution, Independent, MixtureSameFamily, MultivariateNormal
 
 from kullback.common.dtypes import upcast
 from kullback.common.progress import progress_bar

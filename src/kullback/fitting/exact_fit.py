@@ -34,13 +34,12 @@ from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.roots import bisect
 from kullback.common.special import digamma, safe_log
 from kullback.estimators.draws import shares_of
-from kullback.fitting.targets import DrawsTarget, FitTarget, MeanTarget, target_of
+from kullback.fitting.targets import DrawsTarget, MeanTarget, target_of
 from kullback.fitting.unconstrained import Family
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.families.beta import dirichlet_from_mean_logs
-from kullback.pairs.family import FAMILIES, Parameters, family_of
+from kullback.pairs.family import FAMILIES, Means, Parameters, family_of, overrides_density
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.samples import Samples
 
@@ -121,7 +120,7 @@ def _matched(
     if record is None or record.match is None or (target.has_integers and not record.has_integers):
         return None
     with torch.no_grad():
-        return record.match(cast("FitTarget", target), start, fixed)
+        return record.match(cast("Means", target), start, fixed)
 
 
 def normalized_weights(draws: Samples) -> Tensor:

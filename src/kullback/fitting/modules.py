@@ -14,13 +14,7 @@ from torch.func import functional_call
 
 from kullback.common.bijective import check_bijective
 from kullback.errors import invalid_type, invalid_value
-from kullback.fitting.fit_result import (
-    FitSettings,
-    MethodAnswer,
-    as_answer,
-    minimized,
-    value_and_gradient,
-)
+from kullback.fitting.fit_result import FitSettings, MethodAnswer, as_answer, minimized, value_and_gradient
 from kullback.fitting.objective import Objective
 from kullback.fitting.optimize import Minimum
 from kullback.fitting.stochastic import descend

@@ -92,14 +92,9 @@ def minimize(
 ) -> Minimum:
     """Return the minimum of a function of a vector, for each element of a batch of vectors.
 
-    Arguments:
-        function: a function that returns the values and gradients of all elements. A value may be infinite, except at
-            the start.
-        u: the start, shape (elements, parameters).
-        tol: the largest accepted difference between a value and the minimum, relative to 1 + |value|.
-        max_iterations: the largest number of steps for an element.
-        update: a callback for the progress; its arguments are the number of finished steps and the total, or None if
-            the total is unknown.
+    The values may be infinite, except at the start u, shape (elements, parameters). `tol` is the largest accepted
+    difference between a value and the minimum, relative to 1 + |value|. The arguments of `update` are the number of
+    finished steps and the total, or None if the total is unknown.
     """
     f, g = function(u)
     history = [f]

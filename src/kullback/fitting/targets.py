@@ -19,8 +19,7 @@ from kullback.common.roots import bisect
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
-from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.family import Means
+from kullback.pairs.family import Means, overrides_density
 from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
 from kullback.pairs.integration.panels import (
     LINE,
@@ -59,11 +58,7 @@ class MeanTarget(ABC):
         """Return `Means.mean`."""
 
 
-class FitTarget(MeanTarget, Means):
-    """A target that can compute the means of given functions."""
-
-
-class ContinuousTarget(FitTarget):
+class ContinuousTarget(MeanTarget, Means):
     """A target with a density."""
 
     @abstractmethod
@@ -170,7 +165,7 @@ def _mean_of_integers(d: Distribution) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DrawsTarget(FitTarget):
+class DrawsTarget(MeanTarget, Means):
     """A target given by draws along the first dimension; the weights have sum 1, and shape (n,) or the draws' shape."""
 
     draws: Tensor
@@ -229,7 +224,7 @@ class MixedTarget(ContinuousTarget):
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         of_parts = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
         at = None if corner is None else corner.unsqueeze(-2).expand(self.inner.shape)
-        means = cast("FitTarget", self.inner).mean_of(statistic, *of_parts, corner=at)
+        means = cast("Means", self.inner).mean_of(statistic, *of_parts, corner=at)
         return (self.weights.unsqueeze(-1) * means).sum(-2)
 
     def mean(self) -> Tensor:

@@ -262,10 +262,7 @@ class SkewKL(BuiltIn):
         if self.alpha == 0:
             return KL().derivatives(pair)
         x = self._log_p_over_mixture(pair)
-        return (
-            times(pair.p, x - self.alpha * torch.expm1(x)),
-            -self.rest * times(pair.q, torch.expm1(x)),
-        )
+        return times(pair.p, x - self.alpha * torch.expm1(x)), -self.rest * times(pair.q, torch.expm1(x))
 
     def _log_p_over_mixture(self, pair: FinitePair) -> Tensor:
         alpha, rest, d = self.alpha, self.rest, finite(pair.log_ratio)

@@ -64,7 +64,9 @@ class _Reading(NamedTuple):
 
 def order_of(kind: Divergence) -> float | None:
     """Return the order alpha of a power divergence or of Renyi's divergence, and None for other divergences."""
-    return kind.order if isinstance(kind, Alpha | ChiSquared | SquaredHellinger | Renyi) else None
+    if isinstance(kind, Alpha | Renyi):
+        return kind.alpha
+    return kind.order if isinstance(kind, ChiSquared | SquaredHellinger) else None
 
 
 def power_of(kind: Divergence) -> tuple[float, float] | None:

@@ -71,10 +71,6 @@ class Alpha(BuiltIn):
     ranges: ClassVar = {"alpha": (-_LARGEST, _LARGEST)}
     logarithmic = False
 
-    @property
-    def order(self) -> float:
-        return self.alpha
-
     def simplest(self) -> Divergence:
         return KL() if self.alpha == 1 else ReverseKL() if self.alpha == 0 else self
 
@@ -236,10 +232,6 @@ class Renyi(BuiltIn):
     short_name = "renyi"
     example = "renyi:2"
     ranges: ClassVar = {"alpha": (0, math.inf)}
-
-    @property
-    def order(self) -> float:
-        return self.alpha
 
     def simplest(self) -> Divergence:
         return KL() if self.alpha == 1 else self

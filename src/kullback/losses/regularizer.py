@@ -418,7 +418,7 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
     if prior is not None and not isinstance(prior, Distribution):
         raise _no_distribution(call, "prior", prior)
     from kullback.pairs.clone import with_torch_sizes
-    from kullback.pairs.density_overrides import overrides_density
+    from kullback.pairs.family import overrides_density
 
     p = with_torch_sizes(posterior)
     if prior is None:

@@ -16,7 +16,7 @@ from kullback.pairs.clone import expanded, upcast_copy, with_dimension, with_ord
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.maps import plain_form
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 from kullback.pairs.numerics.cholesky import identity_like, of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
 from kullback.pairs.refusals import check_domains

@@ -15,7 +15,7 @@ from torch.distributions import Distribution, Independent, Transform, constraint
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 
 # `Change` is a function that returns a new tensor from a distribution or transform, the name of an attribute, and the
 # tensor in this attribute.

@@ -13,13 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import distributions as torch_distributions
-from torch.distributions import (
-    AffineTransform,
-    Categorical,
-    Distribution,
-    ExponentialFamily,
-    Normal,
-)
+from torch.distributions import AffineTransform, Categorical, Distribution, ExponentialFamily, Normal
 
 from kullback.errors import ArgumentValueError
 from kullback.pairs.densities.density import densities_of

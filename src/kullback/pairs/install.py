@@ -181,14 +181,14 @@ def _is_served(type_p: type, type_q: type) -> bool:
     """Return whether kullback has a deterministic rule for two types, which are torch's classes or subclasses."""
     key = ("served", type_p, type_q)
     if key not in PLANS:
-        pair = [
-            next(families()[kind] for kind in own.__mro__ if kind in families())
+        p, q = (
+            next((families()[kind] for kind in own.__mro__ if kind in families()), None)
             for own in (type_p, type_q)
-            if not families().keys().isdisjoint(own.__mro__)
-        ]
-        # The rule of a wrapper depends on the wrapped distribution.
-        PLANS[key] = len(pair) == 2 and (
-            any(isinstance(d, WRAPPERS) for d in pair)
-            or rule_of(*pair) not in ("monte_carlo", "not_comparable")
+        )
+        # The rule for wrappers depends on the wrapped distributions.
+        PLANS[key] = (p is not None and q is not None) and (
+            isinstance(p, WRAPPERS)
+            or isinstance(q, WRAPPERS)
+            or rule_of(p, q) not in ("monte_carlo", "not_comparable")
         )
     return PLANS[key]

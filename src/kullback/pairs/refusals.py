@@ -28,8 +28,7 @@ from kullback.generators import KL, Divergence
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.black_box import Ends, ends_after
 from kullback.pairs.densities.maps import inverted_by, parts_of_maps
-from kullback.pairs.density_overrides import lacks, overrides_density
-from kullback.pairs.family import FAMILIES, support_of
+from kullback.pairs.family import FAMILIES, lacks, overrides_density, support_of
 from kullback.pairs.monte_carlo import from_draws
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
@@ -123,21 +122,20 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     """Raise if a parameter is invalid, or if a sum or an integral cannot read the values of the parameters."""
     parameters = _parameters(p, q)
     are_readable = can_inspect_all(map(itemgetter(-1), parameters))
-    if is_traced():
+    if is_traced() or (
+        not are_readable and any(not can_inspect(x) and is_batched(x) for *_, x in parameters)
+    ):
+        own_call = Name(call), "(", P, ", ", Q, ")"
+        place, instead = "vmap", (*own_call, " without vmap for distributions with a batch shape")
+        if is_traced():
+            place = "linearize or make_fx"
+            instead = "torch.func.jvp, or ", *own_call, " outside of the traced function"
         raise no_rule(
             call,
             "p, q",
             wanted="parameters whose values an integral or a sum can read",
-            got=f"{names_of(type(p), type(q))} inside of torch.func.linearize or make_fx",
-            instead=("torch.func.jvp, or ", *_call_of(call), " outside of the traced function"),
-        )
-    if not are_readable and any(not can_inspect(x) and is_batched(x) for *_, x in parameters):
-        raise no_rule(
-            call,
-            "p, q",
-            wanted="parameters whose values an integral or a sum can read",
-            got=f"{names_of(type(p), type(q))} inside of torch.func.vmap",
-            instead=(*_call_of(call), " without vmap for distributions with a batch shape"),
+            got=f"{names_of(type(p), type(q))} inside of torch.func.{place}",
+            instead=instead,
         )
     for owner, name, x in parameters:
         if name not in (*_NUMBERS, *_OF_TRIALS) or not (are_readable or can_inspect(x)):
@@ -170,10 +168,6 @@ def _range_of(owner: Distribution, name: str) -> object:
         return owner.arg_constraints.get(name)
     except NotImplementedError:
         return None
-
-
-def _call_of(call: str) -> tuple[str, ...]:
-    return Name(call), "(", P, ", ", Q, ")"
 
 
 def _parameters(p: Distribution, q: Distribution) -> list[tuple[Distribution, str, Tensor]]:

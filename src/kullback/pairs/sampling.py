@@ -25,7 +25,7 @@ from torch.distributions import (
 from torch.quasirandom import SobolEngine
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kullback.pairs.density_overrides import overrides
+from kullback.pairs.family import overrides
 
 
 class DrawsFrom(TorchDispatchMode):

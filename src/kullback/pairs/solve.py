@@ -43,18 +43,18 @@ from kullback.pairs.closed_forms.reductions import (
 )
 from kullback.pairs.densities.density import densities_of
 from kullback.pairs.densities.maps import move_apart, plain_form, pulled_back, same_maps
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 from kullback.pairs.integration.divergence_terms import total_of_masses
 from kullback.pairs.monte_carlo import from_draws
 from kullback.pairs.numerics.parameters import (
     batch_shape_of,
     categorical_of,
     dtype_of,
+    in_common_unit,
     is_whole_graph,
     log_probs_of,
     outside_of_graphs,
 )
-from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.refusals import check_domains, check_integrable, not_converged, unserved
 from kullback.pairs.registry import (
     ClosedForm,
@@ -65,9 +65,9 @@ from kullback.pairs.registry import (
     fused_divergence,
     names_of,
     plan_for,
+    renyi_in_closed_form,
     set_order,
 )
-from kullback.pairs.renyi import renyi_in_closed_form
 from kullback.pairs.solve_options import METHODS, SolveOptions
 from kullback.pairs.support import check_comparable, is_always_finite, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule

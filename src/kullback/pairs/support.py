@@ -159,10 +159,7 @@ def is_infinite(p: Density, q: Density) -> Tensor | None:
 
 def _both_ends(p: Density, q: Density) -> list[_Ends]:
     """Return (end of P, end of Q, tail of P, tail of Q) at the lower ends, and the same at the upper ends."""
-    return [
-        (p.low, q.low, p.lower_tail(), q.lower_tail()),
-        (p.high, q.high, p.upper_tail(), q.upper_tail()),
-    ]
+    return [(p.low, q.low, p.lower_tail(), q.lower_tail()), (p.high, q.high, p.upper_tail(), q.upper_tail())]
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:

@@ -134,10 +134,7 @@ def _finite(pair: _Pair) -> Integral:
 
 
 def _chosen(
-    chosen: Tensor | None,
-    pair: _Pair,
-    one: Callable[[_Pair], Integral],
-    other: Callable[[_Pair], Integral],
+    chosen: Tensor | None, pair: _Pair, one: Callable[[_Pair], Integral], other: Callable[[_Pair], Integral]
 ) -> Integral:
     """Return the integrals of a batch, by `one` where the mask `chosen` is true, and by `other` where it is false."""
     if chosen is None or not bool(chosen.any()):

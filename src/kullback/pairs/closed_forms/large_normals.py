@@ -20,7 +20,7 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.common.special import itakura_saito
 from kullback.pairs.clone import parameters_of
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 from kullback.pairs.native_forms import is_ordinary_call
 from kullback.pairs.numerics.cholesky import (
     Whitened,

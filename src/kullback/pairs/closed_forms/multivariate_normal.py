@@ -29,9 +29,8 @@ from kullback.pairs.closed_forms.large_normals import (
     large_divergence,
     large_error,
 )
-from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import Family, ScipyForm
+from kullback.pairs.family import Family, ScipyForm, overrides_density
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,
@@ -50,8 +49,7 @@ from kullback.pairs.numerics.cholesky import (
     whitened_factors,
 )
 from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
-from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
+from kullback.pairs.registry import WIDE_RATIO, closed_form, renyi_form, where_finite
 
 # If there are at least _MANY dimensions, a covariance W W^T + D is not computed as a matrix.
 _MANY = 64

@@ -34,7 +34,7 @@ from kullback.pairs.densities.maps import (
     same_maps,
     shared_last_steps,
 )
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
 from kullback.pairs.registry import fused_divergence, reduction, shortcut
 from kullback.results.estimate import Estimate

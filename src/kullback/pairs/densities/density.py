@@ -19,8 +19,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of
-from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.family import POSITIVE, REAL, UNIT, End
+from kullback.pairs.family import POSITIVE, REAL, UNIT, End, overrides_density
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:

@@ -40,8 +40,7 @@ from torch.distributions.transforms import (
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.pairs.densities.density import density_of
-from kullback.pairs.density_overrides import overrides, overrides_density
-from kullback.pairs.family import FAMILIES
+from kullback.pairs.family import FAMILIES, overrides, overrides_density
 from kullback.pairs.numerics.parameters import (
     are_equal,
     dtype_of,
@@ -117,16 +116,12 @@ def _parts(transform: Transform) -> list[Transform]:
         return _parts(transform.base_transform)
     if isinstance(transform, AffineTransform) and transform.event_dim:
         return [AffineTransform(transform.loc, transform.scale)]
-    each = [_parts(part) for part in _side_by_side(transform)]
+    slices = transform.transforms if isinstance(transform, StackTransform | CatTransform) else []
+    each = [_parts(part) for part in slices]
     is_one_map = (
         bool(each) and is_elementwise(each[0]) and all(same_maps(each[0], other) for other in each[1:])
     )
     return each[0] if is_one_map else [transform]
-
-
-def _side_by_side(transform: Transform) -> list[Transform]:
-    """Return the transforms of the slices of a StackTransform or CatTransform, or [] for any other transform."""
-    return list(transform.transforms) if isinstance(transform, StackTransform | CatTransform) else []
 
 
 def is_elementwise(steps: Iterable[Transform]) -> bool:

@@ -21,8 +21,7 @@ from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import NativeForm, divergence_of, is_ordinary_call
 from kullback.pairs.numerics.parameters import is_transformed
-from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import mixed, renyi_form
+from kullback.pairs.registry import closed_form, mixed, renyi_form
 
 # _BLOCK is the number of concentrations in a block. The series for lgamma stores hundreds of numbers for each
 # concentration, so 2^15 concentrations take tens of megabytes.

@@ -54,8 +54,7 @@ from kullback.pairs.families.gumbel import gumbel_divergence, kl_to_gumbel
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm, match_of_mean
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
-from kullback.pairs.registry import closed_form, native_form
-from kullback.pairs.renyi import mixed, renyi_form
+from kullback.pairs.registry import closed_form, mixed, native_form, renyi_form
 
 
 def log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:

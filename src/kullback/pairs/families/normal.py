@@ -34,8 +34,7 @@ from kullback.pairs.families.gumbel import kl_to_gumbel
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, Means, Parameters, ScipyForm, symmetric_image
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, NormalLog
-from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
+from kullback.pairs.registry import WIDE_RATIO, closed_form, renyi_form, where_finite
 
 
 class NormalDensity(LocationScaleDensity):

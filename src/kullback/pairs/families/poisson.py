@@ -18,8 +18,7 @@ from kullback.pairs.densities.integer import IntegerDensity, deviance, last_inte
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, Family, ScipyForm, match_of_mean
 from kullback.pairs.numerics.bernoulli import generalized_kl, generalized_kl_of, rate_of
-from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import mixed, renyi_form
+from kullback.pairs.registry import closed_form, mixed, renyi_form
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from kullback.errors import RegistrationError, explain
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, DensityReader, register_density
 from kullback.pairs.densities.maps import enter_standard
-from kullback.pairs.density_overrides import forget_overrides
-from kullback.pairs.family import CHOICE, FAMILIES, Family
+from kullback.pairs.family import CHOICE, FAMILIES, Family, forget_overrides
 from kullback.pairs.native_forms import Reader, reader_of
 from kullback.pairs.registry import closed_form, shortcut
 from kullback.pairs.support import is_always_infinite

@@ -330,13 +330,7 @@ def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tens
 
 
 def _differentiable_sum(
-    pair: _Pair,
-    fixed: _Pair,
-    lower: Tensor,
-    upper: Tensor,
-    is_whole: Tensor,
-    is_finite: Tensor,
-    mean: Tensor,
+    pair: _Pair, fixed: _Pair, lower: Tensor, upper: Tensor, is_whole: Tensor, is_finite: Tensor, mean: Tensor
 ) -> Tensor:
     """Return the sum of the terms over the nodes, plus `mean` times (1 - P's mass on the nodes).
 

@@ -37,8 +37,7 @@ from kullback.pairs.densities.maps import (
     parts_of_maps,
     shared_last_steps,
 )
-from kullback.pairs.density_overrides import overrides, overrides_density
-from kullback.pairs.family import support_of
+from kullback.pairs.family import overrides, overrides_density, support_of
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling import SEQUENCES, quasi_draws
 

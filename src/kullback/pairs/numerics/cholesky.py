@@ -26,7 +26,7 @@ from kullback.common.dtypes import upcast
 from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 from kullback.common.special import itakura_saito
-from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import overrides_density
 from kullback.pairs.numerics.parameters import matrix_of
 
 # _WIDTH is the number of rows and columns of a block. In benchmarks/bench_normals.py, for 2,000 dimensions, the widths
