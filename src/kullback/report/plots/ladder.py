@@ -1,4 +1,4 @@
-"""The plot of mean divergences among reference values, the ladder."""
+"""The ladder: a mean divergence among reference values that were measured for known changes of one model."""
 
 from __future__ import annotations
 
