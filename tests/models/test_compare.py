@@ -630,9 +630,9 @@ def test_what_is_no_model_is_refused_in_one_line(
 
 
 def test_too_short_a_text_names_the_remedy() -> None:
-    with refused(ModelError, instead=r"--context 128"):
+    with refused(ModelError, instead=r"--context 132"):
         compare_models(folders.base(), folders.int8(), words(300))
-    found = compare_models(folders.base(), folders.int8(), words(300), cut=Cut(context=48))
+    found = compare_models(folders.base(), folders.int8(), words(300), cut=Cut(context=132))
     assert found.windows >= 1
 
 

@@ -744,7 +744,7 @@ def test_without_a_model_the_tokens_of_the_head_show_words_and_groups(served: di
 
 
 def test_replies_cannot_be_scored_and_folders_need_a_head(served: dict[str, Path]) -> None:
-    with refused(ArgumentValueError, argument="cut", instead=r"--score all"):
+    with refused(ArgumentValueError, call="Cut", argument="score", instead="^score='all'$"):
         HiddenStates(served["base"], folders.base(), cut=Cut(score="assistant"))
     with refused(ModelError, got="safetensors files alone", instead=r"HiddenStates\(.* \(--head MODEL\)"):
         compared(folders.base(), str(served["int8"]))

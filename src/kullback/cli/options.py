@@ -96,7 +96,7 @@ CONFIDENCE = of_tables(
 MODEL_OPTIONS = (
     of_models(
         "--context",
-        "The tokens in a window: 512, or as in the reference (.klref or card).",
+        "The tokens in a window. Without it, 512, or as in the reference.",
         accepts=CONTEXT,
         into="context",
         common=True,
