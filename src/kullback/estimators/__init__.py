@@ -3,13 +3,13 @@
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
 from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
+    bias_corrected,
     coverage_adjusted,
     dirichlet,
     miller_madow,
     plugin,
     zhang_grabchak,
 )
-from kullback.estimators.discrete.kinds import bias_corrected
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence
 from kullback.estimators.histogram import histogram

@@ -25,9 +25,13 @@ from kullback.errors import (
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
 from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, share_of_repeated
 from kullback.estimators.dependence import Grouped, Shared, grouped, shared_draws
-from kullback.estimators.discrete.categorical_estimators import coverage_adjusted
+from kullback.estimators.discrete.categorical_estimators import (
+    bias_corrected,
+    coverage_adjusted,
+    estimable,
+    largest_of,
+)
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
-from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
 from kullback.estimators.draws import Draws, without_noise
 from kullback.estimators.evidence import (
     SIDE_P,

@@ -40,8 +40,7 @@ from kullback.samples import Samples
 
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 
-# `benchmarks/coverage.py` checks the constants of this file where both densities are known: the coverage of 95 %
-# intervals must be at least 93 %.
+# `benchmarks/coverage.py` checks these constants on known densities: 95 % intervals must cover 93 % or more.
 
 # At least this number of draws is needed: with fewer, the standard error would have at most two degrees of freedom.
 _FEWEST = 4

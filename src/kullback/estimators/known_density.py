@@ -49,8 +49,7 @@ from kullback.samples import Samples
 
 _T = TypeVar("_T")
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
-# least 93 %.
+# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # A density from neighbors needs at least this number of draws.
 _FEWEST = 16

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kullback.common.serial_dependence import has_few_digits
-from kullback.estimators.draws import Array, Draws
+from kullback.estimators.draws import Array, Draws, steps_between_ties
 
 # `tests/estimators/test_lattice.py` checks the constants of this file on rounded numbers and on prices, and
 # `benchmarks/coverage.py` on rounded normal draws.
@@ -140,7 +140,4 @@ def spread(draws: Draws, step: float) -> Draws:
     Equal draws keep their order.
     """
     _, places, counts = draws.distinct
-    order = np.argsort(places, kind="stable")
-    number = np.empty(len(places))
-    number[order] = np.arange(len(places)) - (np.cumsum(counts) - counts)[places[order]]
-    return draws.at(draws.x + step * ((number + 0.5) / counts[places] - 0.5)[:, None])
+    return draws.at(draws.x + step * steps_between_ties(places, counts)[:, None])

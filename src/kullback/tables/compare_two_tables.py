@@ -28,8 +28,7 @@ from kullback.tables.arguments import (
     refuse_unknown,
 )
 from kullback.tables.columns.bins import Bins
-from kullback.tables.columns.column_profile import ColumnProfile
-from kullback.tables.columns.text_types import reason_against, ways_to_read
+from kullback.tables.columns.text_types import ways_to_read
 from kullback.tables.columns.types import Field
 from kullback.tables.contingency import (
     ComparedBins,
@@ -42,8 +41,8 @@ from kullback.tables.contingency import (
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
+from kullback.tables.engines.counters import JointCounts
 from kullback.tables.engines.engine import Caller
-from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.plot_bins import histogram
 from kullback.tables.table_findings import (
     changed_type,
@@ -157,7 +156,7 @@ def compare_tables(
     names = _chosen_names(tables, columns, excluded, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
     independent = independent or cluster is not None
-    counting = Counting.of(weights, None, progress)
+    counting = Counting(weights, None, progress)
     first, second = _counted(tables, usable, counting)
     of_p, of_q = (each.finished(independent=independent) for each in (first, second))
     settings = TableSettings(bins, confidence, _random(generator), cluster, independent)
@@ -236,7 +235,7 @@ def compare_profiles(
             instead="profile_table(frame, weights=...) with the same column for both",
         )
     settings = TableSettings(bins, confidence, _random(generator), independent=independent)
-    sides = _sides(p, q, settings, Counting.of(p.weights, None, None))
+    sides = _sides(p, q, settings, Counting(p.weights, None, None))
     return _comparison(sides, names, _profile_findings(p, q))
 
 
@@ -377,7 +376,7 @@ def _comparison(
         shared = [name for name in p.columns if name in q.columns]
         pairs = {name: (p.columns[name], q.columns[name]) for name in shared}
         changed = {
-            name: _changed_type(name, *pair) or unseparated_numbers(name, *pair)
+            name: changed_type(name, *pair) or unseparated_numbers(name, *pair)
             for name, pair in pairs.items()
         }
         shared = [name for name in shared if changed[name] is None]
@@ -475,12 +474,6 @@ def _chosen_names(
     if (columns is not None or exclude) and not chosen:
         raise no_further_column(CALL, columns, possible, exclude)
     return chosen
-
-
-def _changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
-    """Return the finding that a column's type differs in Q, with the reason why text that holds numbers is not read."""
-    differ = p.column_type != q.column_type and "categorical" in (p.column_type, q.column_type)
-    return changed_type(name, p, q, reason_against(name, p, q) if differ else None)
 
 
 def _random(generator: torch.Generator | None) -> np.random.Generator:

@@ -19,8 +19,8 @@ from kullback.tables.choose_bins import bin_counts, choose_bins, interval_labels
 from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
+from kullback.tables.engines.counters import JointCounts
 from kullback.tables.engines.engine import ParsedTable, is_text_field
-from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
@@ -30,13 +30,13 @@ from kullback.tables.inference.divergences import (
     compare_counts,
     expected_rows,
 )
-from kullback.tables.inference.ordered import (
+from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
+from kullback.tables.inference.significance import (
     OrderedTest,
     ordered_test,
     ordered_test_of_clusters,
+    word_test,
 )
-from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
-from kullback.tables.inference.word_test import word_test
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin, Divergences

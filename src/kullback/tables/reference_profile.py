@@ -125,7 +125,7 @@ def reference_profile(
         )
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
     refuse_unknown("reference_profile", excluded, list(table.fields), "the table")
-    counted = profile_opened(table, columns, Counting.of(weights, None, progress), exclude=excluded)
+    counted = profile_opened(table, columns, Counting(weights, None, progress), exclude=excluded)
     # A later call may exclude the same columns. A call without exclude= reports why these columns are not compared.
     counted.skipped |= dict.fromkeys(excluded, "left out when the profile was made")
     counted.save(saved)
@@ -164,7 +164,7 @@ def batch_profile(
         there = [name for name in excluded if name in _names(saved)]
         return _only(saved, columns, there, Path(batch))
     table = open_table(os.fspath(batch), Caller("batch_profile", "batch"))
-    counting = Counting.of(reference.weights, reference, progress)
+    counting = Counting(reference.weights, reference, progress)
     return profile_opened(table, columns, counting, exclude=excluded)
 
 

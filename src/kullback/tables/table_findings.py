@@ -162,11 +162,8 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
             )
 
 
-def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None = None) -> Finding | None:
-    """Return the finding that a column has another type in Q; None if the types agree or a side has no values.
-
-    `why` is the reason why text is not compared as the numbers or dates that it holds.
-    """
+def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
+    """Return the finding that a column has another type in Q; None if the types agree or a side has no values."""
     if p.empty or q.empty:
         return None
     if p.column_type == q.column_type and p.means_like(q):
@@ -178,6 +175,8 @@ def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None 
         for each in (p, q)
     ]
     message = f"{quoted(name)} is {types[0]} in P and {types[1]} in Q: not compared"
+    differ = p.column_type != q.column_type and "categorical" in (p.column_type, q.column_type)
+    why = reason_against(name, p, q) if differ else None
     return finding("type-changed", message + (f"; the text is not read, because {why}" if why else ""), name)
 
 

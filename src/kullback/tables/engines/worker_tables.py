@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from kullback.errors import ArgumentValueError, OptionalDependencyError, invalid_value
 from kullback.tables.columns.types import Field, narwhals_field
 from kullback.tables.engines.batch_tables import PandasTable, distinct_names
-from kullback.tables.engines.column_counters import ColumnCounter
+from kullback.tables.engines.counters import ColumnCounter
 from kullback.tables.engines.engine import BATCH_ROWS, Batch, Batches, BatchTable, Caller, Table, TableCounter
 
 _TOTALS = ("rows", "weight", "weight_squares")
