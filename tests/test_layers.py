@@ -60,7 +60,7 @@ LAYERS = {
     ),
     "kullback.estimators": (
         {"draws"},
-        {"evidence", "sample_checks"},
+        {"evidence"},
         {
             "dependence",
             "permutations",

@@ -16,8 +16,7 @@ from kullback.estimators.histogram import histogram
 from kullback.estimators.importance import log_ratio
 from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
-from kullback.estimators.registry import register_estimator
-from kullback.estimators.sample_checks import EstimateWarning
+from kullback.estimators.registry import EstimateWarning, register_estimator
 from kullback.estimators.two_sample_test import TwoSampleTest, two_sample_test
 from kullback.estimators.variational import variational_bound, variational_estimate
 

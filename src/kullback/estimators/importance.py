@@ -33,7 +33,7 @@ from kullback.estimators.evidence import (
     noted,
 )
 from kullback.estimators.known_categories import below_zero
-from kullback.estimators.sample_checks import INTERVAL
+from kullback.estimators.registry import INTERVAL
 from kullback.estimators.tails import beyond_tail, tail_allowance
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples

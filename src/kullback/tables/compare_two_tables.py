@@ -14,7 +14,7 @@ from kullback.common.constraints import refuse_both
 from kullback.common.extra_arguments import by_name
 from kullback.common.inference import false_discovery_rates
 from kullback.errors import invalid_type, invalid_value, quoted
-from kullback.estimators.sample_checks import seed_of
+from kullback.estimators.registry import seed_of
 from kullback.results.finding import Finding
 from kullback.results.value import Value
 from kullback.tables.arguments import (
@@ -60,12 +60,7 @@ from kullback.tables.table_findings import (
     unshared_categories,
 )
 from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
-from kullback.tables.table_results import (
-    ColumnComparison,
-    JointComparison,
-    TableComparison,
-    least,
-)
+from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
 
 CALL = "compare_tables"
 
@@ -481,7 +476,6 @@ def _random(generator: torch.Generator | None) -> np.random.Generator:
 
 
 def _name_of(frame: object) -> str:
-    """Return the path of a file, or a description of a table's type."""
     if isinstance(frame, str | os.PathLike):
         return os.fspath(frame)
     return f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"

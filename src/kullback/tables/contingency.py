@@ -357,7 +357,6 @@ class _Pooled:
 
 
 def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> _Pooled:
-    """Return the bins to compare, with rare values in groups."""
     if _are_few(table, settings, clustered):
         return _Pooled(np.arange(len(table.labels)), (), table.p, table.q, sparse=True)
     rare = _is_rare(table, settings, clustered)
@@ -401,7 +400,6 @@ def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair |
 
 
 def _is_rare(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> Flags:
-    """Return which bins are too rare to be compared by themselves."""
     number = len(table.labels)
     rare = np.zeros(number, np.bool_)
     if table.ordered or number < 3:
@@ -426,7 +424,6 @@ def _pooled_clusters(
     pair: Pair,
     random: np.random.Generator,
 ) -> _Pooled:
-    """Return the bins to compare if rows are in clusters."""
     frequent, values = np.flatnonzero(~rare), int(rare.sum())
     column = np.cumsum(~rare) - 1
     row = _rows_of_clusters(pair, random)

@@ -141,22 +141,10 @@ def batch_profile(
     exclude: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
-    """Return the profile of a batch, counted like the reference.
+    """Return the profile of a batch, counted like the reference, so that it can be compared and merged.
 
-    Arguments:
-        batch: the path of a table, or of a saved profile.
-        reference: the reference's profile.
-        columns: the names of the columns to count; None counts all columns.
-        exclude: the names of the reference's columns to leave out; cannot be combined with `columns`. The batch may
-            lack these columns.
-        progress: a function that is called with a sentence before each reading of the table; None reports nothing.
-
-    Returns:
-        the profile, which can be compared with the reference and merged with other batches.
-
-    Raises:
-        ArgumentValueError: the column of weights is missing.
-        FileError: the file is missing, damaged or of an unknown format.
+    The batch is the path of a table, or of a saved profile. It may lack columns of `exclude`. The other arguments are
+    those of `reference_profile`.
     """
     columns, excluded = chosen_of("batch_profile", columns, exclude)
     if is_profile(batch):
@@ -179,7 +167,6 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def _names(profile: Profile) -> list[str]:
-    """Return the names of a profile's columns, including the skipped columns."""
     return [*profile.columns, *profile.skipped]
 
 

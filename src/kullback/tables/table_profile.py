@@ -526,7 +526,6 @@ def _no_number(constant: str) -> float:
 
 
 def _count(written: Any) -> float:
-    """Return a finite number of 0 or more."""
     value = float(written)
     if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
         raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is not a count")

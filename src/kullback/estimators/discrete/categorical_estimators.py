@@ -20,7 +20,7 @@ from torch import Tensor
 from kullback.common.constraints import Arguments, Number
 from kullback.common.extra_arguments import by_name
 from kullback.common.inference import two_sided_quantile
-from kullback.errors import NoRuleError, explain
+from kullback.errors import no_rule
 from kullback.estimators.discrete import formulas
 from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, kl_interval
 from kullback.estimators.discrete.counts import count_categories
@@ -359,7 +359,6 @@ def is_refused(table: CategoryCounts) -> Tensor:
 
 
 def _refusal(table: CategoryCounts, categories: str) -> str:
-    """Return the note that explains why there is no interval."""
     if not bool(table.variance.isfinite()):
         return "One side has a single cluster, so the variance between clusters is unknown: there is no interval."
     number = int((table.a + table.b > 0).sum())
@@ -415,7 +414,6 @@ def total_variation_estimate(table: CategoryCounts) -> tuple[Tensor, Tensor]:
 
 
 def _differences(table: CategoryCounts) -> Tensor:
-    """Return the absolute differences of the proportions, shape (..., K)."""
     return (table.a / table.a.sum(-1, keepdim=True) - table.b / table.b.sum(-1, keepdim=True)).abs()
 
 
@@ -592,7 +590,7 @@ def estimable(call: str, kind: Divergence) -> Divergence:
         else:
             got = f"{kind!r}, a kind without a known interval"
             instead = "divergence(Counts(histogram_of_p), Counts(histogram_of_q), kind), without an interval"
-        raise NoRuleError(explain(call, "kind", wanted=wanted, got=got, instead=instead))
+        raise no_rule(call, "kind", wanted=wanted, got=got, instead=instead)
     return kind.simplest()
 
 

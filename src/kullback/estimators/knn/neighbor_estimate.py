@@ -19,20 +19,12 @@ from kullback.common.constraints import FLAG, Arguments, Whole
 from kullback.common.inference import two_sided_quantile
 from kullback.errors import P, Q, invalid_value
 from kullback.estimators.draws import Array, Draws, affordable_draws
-from kullback.estimators.evidence import (
-    SIDE_P,
-    SIDE_Q,
-    SMALL_P,
-    SMALL_Q,
-    Evidence,
-    infinite,
-)
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite
 from kullback.estimators.knn.data import charted, check_independent, check_points, prepared
 from kullback.estimators.knn.joint_shape import JointShape, joint_shape
 from kullback.estimators.knn.pilot import Whitening, with_normal_margins
 from kullback.estimators.knn.search import KNearest, search_line, search_space
-from kullback.estimators.registry import from_draws
-from kullback.estimators.sample_checks import rng_of
+from kullback.estimators.registry import from_draws, rng_of
 from kullback.estimators.surfaces import as_log_ratios, common_span, too_few_dimensions
 from kullback.estimators.tails import Unseen, unseen_by_q, unseen_in_scores, upper_end
 
@@ -509,7 +501,6 @@ def _centered(influence: Array, weights: Array | None) -> Array:
 
 
 def _combined(parts: Array, rows: list[Array]) -> Array:
-    """Return the sum of the arrays `rows`, weighted by `parts`."""
     total = parts[0] * rows[0]
     for part, row in zip(parts[1:], rows[1:], strict=True):
         total += part * row

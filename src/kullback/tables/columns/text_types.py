@@ -100,12 +100,6 @@ def is_text(rows: int, characters: int, distinct: int) -> bool:
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
 
 
-class NotRead(NamedTuple):
-    """The reason why a column of text is not read as numbers or dates."""
-
-    reason: str
-
-
 class Side(NamedTuple):
     """One of the tables that are compared, with the profiles of its columns and the names of the columns of strings.
 
@@ -159,7 +153,7 @@ def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
         return _FEW
     types = {each.column_type for each in sides} - {"categorical"}
     way = _way_of(texts, types.pop() if types else None)
-    return way.reason if isinstance(way, NotRead) else "its type or its profile says that they are categories"
+    return "its type or its profile says that they are categories" if isinstance(way, Written) else way
 
 
 def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> list[int]:
@@ -209,7 +203,7 @@ def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
     )
 
 
-def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | NotRead:
+def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | str:
     """Return the one way in which a column is written, or the reason why there is none.
 
     `sides` has the evidence of each side on which the column is text and has values. `column_type` is the type of the
@@ -220,21 +214,19 @@ def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Writte
     if column_type is not None:
         of_type = [way for way in ways if way.means_like(None) and way.field("").column_type == column_type]
         if ways and not of_type:
-            return NotRead(f"the other side's values are not {ways[0]}")
+            return f"the other side's values are not {ways[0]}"
         ways = of_type
     if not ways:
         differ = bool(likely) and all(likely)
-        return NotRead(
-            "P and Q write them differently" if differ else "fewer than 90 % are written in one way"
-        )
+        return "P and Q write them differently" if differ else "fewer than 90 % are written in one way"
     if ways[0].what == "numbers" and any(side.get(("codes",)) for side in sides):
-        return NotRead("some begin with 0 or have more than 15 digits, as codes")
+        return "some begin with 0 or have more than 15 digits, as codes"
     if column_type is None and max(side["different", way] for side in sides for way in ways) < FEWEST_NUMBERS:
-        return NotRead(_FEW)
+        return _FEW
     rivals = {Written(*key[1]) for side in sides for key in side if key[0] == "read"}
     winners = [way for way in ways if all(_beats(way, rival, sides) for rival in rivals - {way})]
     if not winners:
-        return NotRead(_doubt(ways[0], sides))
+        return _doubt(ways[0], sides)
     best = max(winners, key=lambda way: sum(side["read", way] for side in sides))
     return best if best.what != "numbers" else best._replace(separators=_separators(best, sides))
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
 from kullback.common.plain_values import JsonObject
-from kullback.tables.columns.arrow import call, is_missing
-from kullback.tables.columns.types import ArrowArray, Field
+from kullback.tables.columns.types import ArrowArray, Field, call, is_missing
 
 What = Literal["numbers", "dates", "times"]
 # Each letter stands for a part of a date: y for year, m for month, d for day, and b for the name of a month.
@@ -160,7 +159,6 @@ def contain(texts: Any, part: str) -> Flags:
 
 
 def _numbers(texts: Any, way: Written) -> Floats:
-    """Return the values of texts that are numbers in this way of writing."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

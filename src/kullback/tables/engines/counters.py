@@ -15,15 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import numpy as np
 
 from kullback.errors import invalid_value, quoted
-from kullback.tables.columns.arrow import (
-    category_codes,
-    integer_offsets,
-    integers_of,
-    is_missing,
-    lengths_of,
-    numbers_of,
-    strings_of,
-)
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.columns.log_grid import (
     CODES,
@@ -35,7 +26,18 @@ from kullback.tables.columns.log_grid import (
     buckets_of_codes,
 )
 from kullback.tables.columns.text_types import MAX_CATEGORIES, is_text
-from kullback.tables.columns.types import ColumnType, FieldType, is_arrow_integer
+from kullback.tables.columns.types import (
+    ColumnType,
+    FieldType,
+    category_codes,
+    integer_offsets,
+    integers_of,
+    is_arrow_integer,
+    is_missing,
+    lengths_of,
+    numbers_of,
+    strings_of,
+)
 from kullback.tables.columns.ways_of_writing import Evidence, evidence_of
 from kullback.tables.columns.word_groups import WORD_GROUPS, rows_with_words
 
@@ -469,7 +471,6 @@ def _coded(name: str, array: Any, bins: Bins | None, weights: Floats | None) -> 
 
 
 def _add_key(counts: JointCounts, coded: Sequence[_Coded], weights: Floats | None) -> None:
-    """Add the weights of the combinations in a batch, for one group of columns."""
     if not coded or not len(coded[0].codes):
         return
     sizes = [int(column.codes.max()) + 1 for column in coded]

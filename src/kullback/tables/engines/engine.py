@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from kullback.tables.columns.arrow import call, strings_of, weights_of
-from kullback.tables.columns.types import ArrowArray, Field
+from kullback.tables.columns.types import ArrowArray, Field, call, strings_of, weights_of
 from kullback.tables.columns.written_numbers import Written, parse
 from kullback.tables.engines.counters import (
     CategoryCounter,
