@@ -68,7 +68,7 @@ LAYERS = {
             "surfaces",
             "tails",
         },
-        {"lattice", "logistic"},
+        {"logistic"},
         {"knn"},
         {"discrete", "variational"},
         {"known_categories"},

@@ -40,11 +40,10 @@ from kullback.estimators.evidence import (
     widened,
     without_interval,
 )
-from kullback.estimators.histogram import histogram
+from kullback.estimators.histogram import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories, histogram
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
-from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
 from kullback.estimators.registry import (
     CATEGORICAL,
     CONTINUOUS,

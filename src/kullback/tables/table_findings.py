@@ -14,7 +14,7 @@ from kullback.errors import LONGEST_MESSAGE, printable, quoted
 from kullback.results.finding import Finding, Level
 from kullback.tables.choose_bins import constant_label
 from kullback.tables.columns.text_types import identifies, reason_against
-from kullback.tables.columns.ways_of_writing import evidence_of_categories, shares
+from kullback.tables.columns.written_numbers import evidence_of_categories, shares
 
 if TYPE_CHECKING:
     from kullback.results.finding import Finding

@@ -42,8 +42,7 @@ from kullback.tables.columns.column_profile import ColumnProfile, most_frequent
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.text_types import NUMBERS, Side, ways_to_read
 from kullback.tables.columns.types import Field
-from kullback.tables.columns.ways_of_writing import Evidence
-from kullback.tables.columns.written_numbers import Written
+from kullback.tables.columns.written_numbers import Evidence, Written
 from kullback.tables.engines import open_table
 from kullback.tables.engines.counters import EndsCounter, EvidenceCounter, ProfileCounter, counter_of
 from kullback.tables.engines.engine import ParsedTable, Table, TableCounter, is_text_field, unparsed_of

@@ -9,14 +9,17 @@ import numpy as np
 
 from kullback.common.words import is_name_of_ids
 from kullback.tables.columns.log_grid import bucket_ends
-from kullback.tables.columns.ways_of_writing import (
+from kullback.tables.columns.written_numbers import (
     FEWEST_NUMBERS,
+    SEPARATORS,
     Evidence,
+    Written,
+    are_codes,
+    are_digits,
     evidence_of,
     evidence_of_categories,
     texts_of,
 )
-from kullback.tables.columns.written_numbers import SEPARATORS, Written, are_codes, are_digits
 
 if TYPE_CHECKING:
     from kullback.tables.columns.column_profile import ColumnProfile

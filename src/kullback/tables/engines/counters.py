@@ -38,8 +38,8 @@ from kullback.tables.columns.types import (
     numbers_of,
     strings_of,
 )
-from kullback.tables.columns.ways_of_writing import Evidence, evidence_of
 from kullback.tables.columns.word_groups import WORD_GROUPS, rows_with_words
+from kullback.tables.columns.written_numbers import Evidence, evidence_of
 
 if TYPE_CHECKING:
     from kullback.common.arrays import Floats, Integers
