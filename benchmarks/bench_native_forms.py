@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kullback import kl_divergence
 from kullback.pairs import native_forms
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
+from kullback.pairs.registry import fused_divergence
 
 SCHEMA = "kullback.native_forms/1"
 PAGE = RESULTS / "native_forms.json"

@@ -26,12 +26,14 @@ from torch import Tensor
 from kullback.generators import FinitePair
 from kullback.io import PartialRows
 from kullback.partial_rows import summarize_rows
-from kullback.predictions.drawn_means import drawn_mean, population_mean
+from kullback.predictions.mean_intervals import MeanEstimator
 from kullback.predictions.measure import DIVERGENCES
 from kullback.predictions.reference_rows import (
     CandidateLogProbs,
+    drawn_mean,
     measure_candidate,
     measure_reference,
+    population_mean,
     read_candidate,
 )
 
@@ -215,7 +217,7 @@ def study_windows(windows: int, effect: float, samples: int, true: dict[str, flo
         rows = measure_reference(summarize_rows(base, labels, top=8, uniforms=uniforms), candidate)
         cluster = torch.arange(windows).repeat_interleave(40)
         for name in names:
-            found = population_mean(rows, name, cluster=cluster, bootstrap=400)
+            found = population_mean(rows, name, MeanEstimator(1, 400, None, cluster))
             low, high = found.interval or (0.0, math.inf)
             covers[name].append(low <= true[name] <= high)
             is_open[name].append(found.reason is not None)

@@ -253,8 +253,8 @@ Conclusion: instructions limit the kernel more than memory does. How long it tak
 
 A count is a limit and not a time. A GPU that executes so many instructions needs at least the milliseconds in the last
 column, for {rows:,} rows. It often needs more: it also waits for memory, and some instructions take several cycles. The
-limits are those of an H200: 132 multiprocessors of 128 lanes at 1.98 GHz, and 4.8 TB/s. The traffic is that of two
-tensors read and one written once.
+limits belong to an H200: 132 multiprocessors of 128 lanes at 1.98 GHz, and 4.8 TB/s. The traffic is two tensors read
+and one written once.
 
 The logits are bfloat16 with 128,256 classes, and the gradient is Q's, unless the first column says something else.
 

@@ -34,31 +34,31 @@ KINDS = ("KL", "JensenShannon", "TotalVariation")
 # The constant, by its module and its name, and the settings; the second one is the chosen one.
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "quadrature._FIRST_PANELS": (8, 16, 32),
-    "piece_panels._FIRST_PANELS": (6, 12, 24),
-    "gauss_kronrod.SAFETY": (1.0, 4.0, 16.0),
+    "pieces._FIRST_PANELS": (6, 12, 24),
+    "panels.SAFETY": (1.0, 4.0, 16.0),
     "line.NEGLIGIBLE": (38.0, 46.0, 60.0),
     "line._NARROW": (0.05, 0.25, 1.0),
     "line._OUTER_PANELS": (8, 24, 48),
     "pieces._NARROW": (1e2, 1e4, 1e6),
     "pieces._ONE_PLACE": (1e-4, 1e-2, 1.0),
-    "piece_panels._POINTS_TO_THE_END": (6, 25, 100),
+    "pieces._POINTS_TO_THE_END": (6, 25, 100),
     "f_divergence._OF_A_CORNER": (0.0, 0.03, 0.3),
-    "crossings._CROSSINGS": (2, 8, 32),
-    "breaks._JUMP": (1e-10, 1e-6, 1e-3),
-    "crossings.SAME": (1e-13, 1e-11, 1e-9),
+    "pieces._CROSSINGS": (2, 8, 32),
+    "line._JUMP": (1e-10, 1e-6, 1e-3),
+    "pieces.SAME": (1e-13, 1e-11, 1e-9),
     "line._MANY_PEAKS": (4, 16, 64),
-    "piece_panels._FALL": (6, 12, 24),
-    "lattice._PANELS": (8, 32, 128),
+    "pieces._FALL": (6, 12, 24),
+    "summation._PANELS": (8, 32, 128),
     "summation._NEGLIGIBLE": (-70.0, -140.0, -280.0),
     "f_divergence._AIM_OF_SLOPES": (1e-13, 1e-12, 1e-11),
     "shared_ends.LEAST_VALUE": (1e-14, 1e-12, 1e-10),
     "shared_ends._FLAT": (1e-9, 1e-7, 1e-5),
-    "slow_tails._FARTHEST": (300.0, 345.0, 350.0),
+    "quadrature._FARTHEST": (300.0, 345.0, 350.0),
     "univariate._FIRST_EVALUATIONS": (600, 1200, 2400),
 }
 # The constants that change the time alone, and their settings likewise.
 TIMED: dict[str, tuple[Any, ...]] = {
-    "crossings._FEW_INTERVALS": (0, 1000, 100_000),
+    "pieces._FEW_INTERVALS": (0, 1000, 100_000),
     "univariate._BLOCK": (64, 512, 4096),
 }
 MANY = 2048

@@ -109,8 +109,8 @@ size, so its share is larger for smaller models.
 LIMITS = """\
 ## Limits of this machine
 
-The machine below may differ from the one of the tables above. The numbers are the best of some rounds, in CPU time on
-one thread (`python benchmarks/limits.py`).
+The tables above may come from another machine than the machine below. The numbers are the best of some rounds, in CPU
+time on one thread (`python benchmarks/limits.py`).
 
 {machine}
 **Memory.** The machine copies {copy:.1f} GB a second. It writes new memory, which the system has to allocate, at
@@ -160,9 +160,9 @@ least 2.
 NORMALS = """\
 ## Normals of many dimensions
 
-KL between two multivariate normals (`python benchmarks/bench_normals.py`), in milliseconds. The matrices are those of
-smooth processes with noise; their condition number is about 100,000. The last four columns are kullback's time divided
-by that of `torch.distributions.kl_divergence` for the same work:
+KL between two multivariate normals (`python benchmarks/bench_normals.py`), in milliseconds. The matrices belong to
+smooth processes with noise; their condition number is about 100,000. The last four columns divide kullback's time by
+the time of `torch.distributions.kl_divergence` for the same work:
 
 - `value`: the distributions were compared before;
 - `first`: the distributions are new;

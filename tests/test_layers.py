@@ -51,7 +51,7 @@ LAYERS = {
     ),
     "kullback.diagnosis": (
         {"scan"},
-        {"class_axes", "reading", "shapes"},
+        {"reading", "shapes"},
         {"values"},
         {"case"},
         {"checks", "suggestion"},
@@ -79,10 +79,10 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.io": (
-        {"blocks", "source_files", "windows"},
-        {"class_columns", "reader", "row_checks"},
-        {"arrays", "parquet", "row_stream"},
-        {"csv_text", "llama_cpp_base", "safetensors_file"},
+        {"source_files", "windows"},
+        {"class_columns", "row_checks", "row_stream"},
+        {"arrays", "parquet"},
+        {"csv_text", "llama_cpp_base"},
         {"reference_file", "row_sources", "tokens", "vectors"},
         {"reference_writer"},
         {"top_k"},
@@ -90,7 +90,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.kernels": (
-        {"blocks", "codes", "first_derivative", "overlap", "row_operation"},
+        {"codes", "overlap", "row_operation"},
         {"label_terms"},
         {"reference"},
         {"kernel_arguments"},
@@ -107,14 +107,14 @@ LAYERS = {
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
         {"registry", "renyi"},
-        {"rounding", "sampling"},
+        {"sampling"},
         {"densities"},
         {"support"},
         {"families"},
-        {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter"},
+        {"closed_forms", "other_objects", "scipy_adapter"},
         {"coverage", "integration"},
         {"monte_carlo", "univariate"},
-        {"unsolved"},
+        {"refusals"},
         {"solve"},
         {"bounds", "install"},
         {"__init__"},
@@ -422,12 +422,12 @@ def test_an_import_of_the_public_face_from_inside_is_found(tmp_path):
 
 def test_an_inner_folder_that_imports_a_decision_of_its_parent_is_found(tmp_path):
     files = {
-        "pairs/densities/location_scale.py": "from kullback.pairs.solve import estimate",
+        "pairs/densities/density.py": "from kullback.pairs.solve import estimate",
         "pairs/solve.py": "",
     }
     package = write_package(tmp_path, files)
     assert upward_imports(package, "kullback.pairs") == [
-        "kullback.pairs.densities.location_scale -> kullback.pairs.solve"
+        "kullback.pairs.densities.density -> kullback.pairs.solve"
     ]
 
 
@@ -523,8 +523,8 @@ def test_a_family_is_named_in_few_files():
 
     files = {kind.__name__: files_naming(kind.__name__) for kind in FAMILIES}
     assert {name: of for name, of in files.items() if len(of) > MOST_FILES and name not in TOOLS} == {}
-    assert files["Gamma"] == [f"{FAMILY_FILES}.{name}" for name in ("gamma", "uniform", "weibull")]
-    assert files["StudentT"] == [f"{FAMILY_FILES}.{name}" for name in ("cauchy", "student_t")]
+    assert files["Gamma"] == [f"{FAMILY_FILES}.{name}" for name in ("gamma", "gumbel", "uniform")]
+    assert files["StudentT"] == [f"{FAMILY_FILES}.student_t"]
 
 
 def test_a_table_of_families_outside_of_their_files_is_found():

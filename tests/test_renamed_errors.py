@@ -37,7 +37,7 @@ from kullback import (
     register_kl,
 )
 from kullback.cli.expressions import parse_distribution
-from kullback.cli.option_errors import in_options
+from kullback.cli.settings import in_options
 from kullback.errors import (
     ArgumentValueError,
     ConvergenceError,

@@ -1,5 +1,5 @@
 // The closed forms of continuous Bernoulli distributions. Formulas and sources are documented in
-// pairs/families/continuous_bernoulli.py. A(l) = log((e^l - 1) / l) is the cumulant function, and l is the logit.
+// pairs/families/uniform.py. A(l) = log((e^l - 1) / l) is the cumulant function, and l is the logit.
 #pragma once
 #include "elements.h"
 

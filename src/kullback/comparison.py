@@ -76,7 +76,7 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
 
 def subject_of_call(a: object, b: object, options: Mapping[str, Any]) -> Subject:
-    """Return what a call of `compare` with these options compares."""
+    """Return the subject that a call of `compare` with these options compares."""
     rows = [name for name in _options_of("predictions") if name not in _options_of("tables")]
     return subject_of(
         (a, b),

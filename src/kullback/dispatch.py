@@ -19,8 +19,8 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergen
 from kullback.kernels import RowDivergence, logit_divergence, rounding_error, row_divergence
 from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule, operands
 from kullback.pairs import METHODS, SolveOptions
-from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
-from kullback.pairs.distribution_checks import check_domains
+from kullback.pairs.refusals import check_domains
+from kullback.pairs.registry import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.solve import (
     estimate as estimate_pair,
     estimate_by_rules,
@@ -91,9 +91,9 @@ def kl_divergence(
             distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known distribution. Batch shapes
             broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
-        method: for two torch distributions, the rule: ``"auto"`` uses the most exact rule available among
-            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` uses random draws,
-            and raises an error if rounding of the draws changes the result, or if the draws prove that a density is not
+        method: for two torch distributions, the rule. ``"auto"`` uses the most exact rule available of
+            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``. ``"monte_carlo"`` uses random draws.
+            It raises an error if rounding of the draws changes the result, or if the draws prove that a density is not
             normalized. For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the function
             that suits the samples.
         rtol: the relative error that a sum or an integral must reach. By default, the aim is 1e-10 in float64.
@@ -102,7 +102,8 @@ def kl_divergence(
         draws: the number of draws of ``"monte_carlo"`` per element of the batch.
         generator: the random generator of these draws; by default, torch's global generator. The built-in estimates
             from `Samples` do not depend on the generator.
-        positional, unknown: other arguments are not accepted. The error says where, for example, a temperature belongs.
+        positional, unknown: other arguments are not accepted. The error names the right place, for example for a
+            temperature.
 
     Returns:
         the divergences. Shape: the broadcast batch shape. Dtype: the dtype of the arguments. Values are computed in
@@ -472,11 +473,7 @@ def _value_with_warnings(answer: Estimate) -> Tensor:
 
 
 def between_distributions(
-    call: str,
-    p: Distribution,
-    q: Distribution,
-    kind: Divergence,
-    options: SolveOptions,
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: SolveOptions
 ) -> Estimate:
     """Return the divergence of two torch distributions as an `Estimate`, with its method and error."""
     kind = kind if isinstance(kind, KL) else kind.simplest()

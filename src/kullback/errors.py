@@ -42,15 +42,6 @@ class KullbackError(Exception):
     An error that was raised with a plain string has None in the attributes `call`, `argument`, `wanted`, `got`,
     `instead` and `explanation`.
 
-    Attributes:
-        call: the function or class that you called.
-        argument: the argument at fault, or several arguments, separated by commas.
-        wanted: the accepted values.
-        got: the value that was passed.
-        instead: the code to write instead.
-        remedy: a mapping from argument names to the values to pass instead; empty if `instead` is other code.
-        explanation: all parts of the message; `str` of this object is the message.
-
     Example:
         >>> import kullback
         >>> try:
@@ -62,7 +53,7 @@ class KullbackError(Exception):
 
     @property
     def explanation(self) -> Explanation | None:
-        """All parts of the message; None if the message is a plain string."""
+        """All parts of the message; `str` of this object is the message. None if the message is a plain string."""
         message = self.args[0] if self.args else None
         return message if isinstance(message, Explanation) else None
 
@@ -228,9 +219,8 @@ class ConvergenceError(KullbackError, ArithmeticError):
         True
     """
 
-    def __init__(
-        self, message: str | Explanation, estimate: Any
-    ) -> None:  # `estimate` is an Estimate, whose module imports this module
+    # `estimate` is an Estimate, whose module imports this module.
+    def __init__(self, message: str | Explanation, estimate: Any) -> None:
         super().__init__(message)
         self.estimate = estimate
 
@@ -397,7 +387,7 @@ def explain(
         got: the value that was passed.
         instead: the code to write instead, as text, or as a mapping from the names of arguments to values.
         place: the beginning of the message, such as a file name; by default, the call with its arguments.
-        wording: the template of the message, in which ``{wanted}``, ``{got}`` and ``{instead}`` stand for the parts.
+        wording: the template of the message, with ``{wanted}``, ``{got}`` and ``{instead}`` for the parts.
 
     Example:
         >>> explain("Counts", "prior", wanted="a number", got="'half'", instead={"prior": 0.5})
@@ -456,13 +446,7 @@ def invalid_value(
 
 
 def invalid_type(
-    call: str,
-    argument: str,
-    *,
-    wanted: Text,
-    got: Text,
-    instead: Remedy,
-    wording: str = BY_CALL,
+    call: str, argument: str, *, wanted: Text, got: Text, instead: Remedy, wording: str = BY_CALL
 ) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type; the message is from `explain`."""
     return ArgumentTypeError(
@@ -482,8 +466,8 @@ LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 def printable(text: object, longest: int | None = None) -> str:
     r"""Return a text with escaped control characters and undecodable bytes; a long text is cut in the middle.
 
-    A terminal would execute control characters, and a line break in a name could fake a line of output. UTF-8 cannot
-    encode the characters by which Python represents undecodable bytes of a file name.
+    A terminal would execute control characters, and a line break in a name could fake a line of output. Python
+    represents undecodable bytes of a file name by characters that UTF-8 cannot encode.
 
     Example:
         >>> print(printable("a\x1b[2Jb\udcff"))

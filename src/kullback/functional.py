@@ -5,9 +5,8 @@ from kullback.losses.kl_div import kl_div
 from kullback.losses.log_probs import kl_from_log_probs, kl_surrogate, log_importance_ratio
 from kullback.losses.mixture import Mixture
 from kullback.losses.sampled_tail import SampledTail, sampled_tail_divergence
-from kullback.losses.scored import Scored
 from kullback.losses.teachers import PartialTeacher, TeacherRows
-from kullback.losses.top_k import TopK, top_k_divergence
+from kullback.losses.top_k import Scored, TopK, top_k_divergence
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.losses.truncated_sampling import SamplingLogProbs, Support, sampling_log_probs
 

@@ -14,7 +14,7 @@ from kullback.dispatch import between_distributions
 from kullback.errors import NoRuleError, invalid_value, no_rule
 from kullback.generators import KL
 from kullback.kernels import row_divergence
-from kullback.kernels.blocks import row_blocks
+from kullback.kernels.row_operation import row_blocks
 from kullback.operands import (
     Operand,
     comparable,

@@ -148,9 +148,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
 
 
 class _LossModule(torch.nn.Module):
-    """The base class of losses with checked settings. Each setting is an attribute with the name of the loss's
-    argument.
-    """
+    """The base class of losses whose checked settings are attributes named like the loss's arguments."""
 
     kind: Divergence
     temperature: float
@@ -167,14 +165,11 @@ class _LossModule(torch.nn.Module):
             setattr(self, name, value)
 
     def extra_repr(self) -> str:
-        """Return the settings of the loss as text for its repr."""
         owner = next(kind for kind in type(self).__mro__ if _LossModule in kind.__bases__)
         return shown_options(self, owner, always=("kind", "temperature", "reduction"))
 
     def _settings(self, others: tuple[str, ...]) -> dict[str, Any]:
-        """Return a dict from names to settings of the loss: the fields of `LossSettings`, and the attributes named in
-        `others`.
-        """
+        """Return the settings by name: the fields of `LossSettings`, and the attributes in `others`."""
         return {name: getattr(self, name) for name in LossSettings._fields + others}
 
 

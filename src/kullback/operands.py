@@ -86,12 +86,9 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
         )
     line = line_for(x, argument)
     if line is not None:
-        name = x.__name__ if isinstance(x, type) else type(x).__name__
-        got = (
-            f"the class {name} itself"
-            if isinstance(x, type)
-            else f"{name}, which is no distribution of torch"
-        )
+        got = f"{type(x).__name__}, which is no distribution of torch"
+        if isinstance(x, type):
+            got = f"the class {x.__name__} itself"
         return invalid_type(
             call, argument, wanted="a distribution, with its parameters", got=got, instead=line
         )

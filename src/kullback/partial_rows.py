@@ -33,8 +33,9 @@ class PartialRows:
             list includes the true token if its log-probability is known.
         top_log_probs: the natural log-probabilities of `top_indices` among all classes, shape (rows, k). -inf is
             padding in rows that list fewer classes.
-        tail_log_mass: the logarithm of the mass of all other classes, shape (rows,); -inf if no mass is left; NaN if
-            only the ratios of the listed probabilities are known. By default, the mass follows from `top_log_probs`.
+        tail_log_mass: the logarithm of the mass of all other classes, shape (rows,). It is -inf if no mass is left, and
+            NaN if only the ratios of the listed probabilities are known. By default, the mass follows from
+            `top_log_probs`.
         tail_indices: m classes drawn from the tail (all classes that are not listed), shape (rows, m). The draws are
             independent and with replacement, with the conditional probabilities of the classes given the tail. In lists
             of top tokens, m is 0.
@@ -170,10 +171,7 @@ class PartialRows:
         )
 
     def with_all_known(self) -> PartialRows:
-        """Return the rows with one list of all classes with known probability (top, draws and label), each class once.
-
-        Rows that are not ranked already have all these classes in one list.
-        """
+        """Return the rows with one list of all known classes (top, draws and label); such are unranked rows already."""
         if not self.is_ranked or self.complete is not None:
             return self
         at_label = torch.where(self.label_log_probs.isnan(), -torch.inf, self.label_log_probs)
@@ -197,9 +195,7 @@ class PartialRows:
         )
 
     def at_classes_of(self, other: PartialRows) -> PartialRows:
-        """Return the rows with only the classes that `other` lists, if all probabilities are known; else the rows
-        unchanged.
-        """
+        """Return the rows at the classes that `other` lists; unchanged unless all probabilities are known."""
         if self.complete is None:
             return self
         is_listed = other.top_log_probs != -torch.inf
@@ -230,13 +226,7 @@ class PartialRows:
 
 
 def rows_of_logits(logits: Tensor, labels: Tensor, top: int) -> PartialRows:
-    """Return rows in float64 that list the `top` most probable classes and also contain all probabilities.
-
-    Arguments:
-        logits: the logits, shape (rows, classes).
-        labels: the true classes, shape (rows,).
-        top: the number of most probable classes to list.
-    """
+    """Return float64 rows that list the `top` most probable classes and contain all probabilities."""
     # Ties are in order of class number, as in all reports. Logits are sorted, because rounding may turn unequal logits
     # into equal probabilities.
     indices = top_classes(logits.double(), min(top, logits.shape[-1]))
@@ -265,20 +255,13 @@ def first_other_label(p: PartialRows, q: PartialRows) -> int | None:
 
 
 def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
-    """Return the listed classes, with a different negative number for each padding entry of a row, so that only classes
-    repeat.
-    """
+    """Return the classes, with different negative numbers for padding, so that only classes repeat."""
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     return torch.where(log_probs == -torch.inf, -places, indices)
 
 
 def places_of(indices: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where `others` lists each class of `indices`, and whether it does; both have the shape of `indices`.
-
-    Arguments:
-        indices: classes, shape (rows, k).
-        others: classes in another list, shape (rows, m).
-    """
+    """Return where `others`, shape (rows, m), lists each class of `indices`, shape (rows, k), and whether it does."""
     ordered, order = others.sort(-1)
     place = torch.searchsorted(ordered, indices).clamp(max=others.shape[-1] - 1)
     return order.gather(-1, place), ordered.gather(-1, place) == indices
@@ -335,9 +318,7 @@ def summarize_rows(
 
 
 def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest entries of each row, shape (rows, k), in descending order of the entries.
-    Equal entries are in the order of their indices.
-    """
+    """Return the indices of the k largest entries of each row, in descending order; ties by index."""
     rows = len(x)
     least = x.topk(k).values[:, -1:]
     # `row` and `index` are the positions of the entries that are at least as large as the k-th largest entry of their
@@ -356,9 +337,7 @@ def top_classes(x: Tensor, k: int) -> Tensor:
 
 
 def log_tail_mass(log_probs: Tensor) -> Tensor:
-    """Return log(1 - s) in float64, where s is the sum of the probabilities of a row. The result is -inf if s is at
-    least 1.
-    """
+    """Return log(1 - s) in float64 for the sum s of a row's probabilities; -inf if s is at least 1."""
     kept = torch.logsumexp(log_probs.double(), -1)
     some = kept < 0
     return torch.where(some, torch.log(-torch.expm1(torch.where(some, kept, -1.0))), -torch.inf)

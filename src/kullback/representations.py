@@ -177,9 +177,7 @@ class Representation(ABC):
         return self._on(union), other._on(union)
 
     def _on(self, union: Labels) -> Self:
-        """Return this distribution on the classes `union`, which contain all labels of this distribution, in
-        any order.
-        """
+        """Return this distribution on the classes `union`, which contain all its labels, in any order."""
         labels = cast("Labels", self.labels)
         place = {label: i for i, label in enumerate(labels)}
         x = Representation.weights(self)  # not `Counts.weights`, which would add the prior
@@ -230,9 +228,7 @@ class Representation(ABC):
         )
 
     def _check_unlabeled(self, other: Representation) -> None:
-        """Raise if only one representation has labels, unless the labels are 0, 1, 2, ..., which are the class numbers
-        of the other representation.
-        """
+        """Raise if one side alone has labels, unless they are 0, 1, 2, ..., the class numbers of the other."""
         named, plain = (self, other) if other.labels is None else (other, self)
         labels = cast("Labels", named.labels)
         if same_labels(labels, tuple(range(plain.classes))):
@@ -289,9 +285,7 @@ class Representation(ABC):
         return x
 
     def _joined(self, dims: tuple[int, ...]) -> tuple[Tensor, torch.Size]:
-        """Return two results: the tensor with the class dimensions moved to the end and flattened to one dimension, and
-        the sizes of the class dimensions.
-        """
+        """Return the tensor with its class dimensions joined at the end, and their sizes."""
         x = self.tensor
         numbers = [whole_from(dim) for dim in dims]
         places = {n % x.ndim for n in numbers if n is not None and -x.ndim <= n < x.ndim}

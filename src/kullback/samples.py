@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Never, cast
 
 import numpy as np
@@ -15,8 +16,7 @@ from kullback.common.labels import is_missing
 from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type, invalid_value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
+_invalid_value = partial(invalid_value, "Samples")
 _ARGUMENTS = Arguments("Samples", dim=Whole(least=-2, most=1, example=-1), independent=FLAG, validate=FLAG)
 
 
@@ -84,8 +84,7 @@ class Samples:
         self.cluster = None if cluster is None else _cluster_codes(cluster, len(self))
         self.independent = independent
         if validate and draws.is_floating_point() and can_inspect(draws) and bool(draws.isnan().any()):
-            raise invalid_value(
-                "Samples",
+            raise _invalid_value(
                 "x",
                 wanted="numbers",
                 got=f"NaN ({first_of(draws.isnan())})",
@@ -122,8 +121,7 @@ def _check_indices(x: object, **others: object) -> None:
             index_of_other
         ):
             continue
-        raise invalid_value(
-            "Samples",
+        raise _invalid_value(
             name,
             wanted=f"the same index in x and {name}",
             got="another one",
@@ -168,8 +166,7 @@ def _whole_rows(mask: Array, axis: int) -> Array:
         other = "" if axis == 0 else ", dim=0"
         means = "x.mean(0)" if axis == 0 else "x.mean(1)[:, None]"
         readings.append(f"Samples(numpy.where(x.mask, {means}, x.data){other}) to impute them by means")
-    raise invalid_value(
-        "Samples",
+    raise _invalid_value(
         "x",
         wanted="vectors that are masked as a whole or not at all",
         got=f"{int(partly.sum())} of {len(mask)} masked in part, the first at index {int(partly.argmax())}",
@@ -242,8 +239,7 @@ def _missing(x: object, entries: Array, missing: Array) -> ArgumentValueError:
     instead = f"drop or impute the missing values first: Samples({of_python})"
     if is_text:
         instead += f"; or make a category of them: Samples({named})"
-    return invalid_value(
-        "Samples",
+    return _invalid_value(
         "x",
         wanted="draws without missing values",
         got=f"{int(missing.sum())} of {len(entries)} missing, the first at index {int(missing.argmax())}",
@@ -275,8 +271,7 @@ def _no_draws(entries: Array) -> ArgumentTypeError:
 
 def _check_present(argument: str, x: Tensor) -> None:
     if x.is_meta or is_fake(x):
-        raise invalid_value(
-            "Samples",
+        raise _invalid_value(
             argument,
             wanted="a tensor with values",
             got="a tensor without values",
@@ -294,16 +289,14 @@ def _check_shape(draws: Tensor, dim: int) -> None:
             instead="Samples(torch.view_as_real(x).flatten(-2))",
         )
     if draws.ndim not in (1, 2) or draws.numel() == 0:
-        raise invalid_value(
-            "Samples",
+        raise _invalid_value(
             "x",
             wanted="at least one draw, shape (n,) or (n, d)",
             got=f"shape {tuple(draws.shape)}",
             instead="Samples(x.reshape(n, d))",
         )
     if not -draws.ndim <= dim < draws.ndim:
-        raise invalid_value(
-            "Samples",
+        raise _invalid_value(
             "dim",
             wanted=f"a dimension of a tensor of shape {tuple(draws.shape)}",
             got=str(dim),
@@ -315,17 +308,15 @@ def _checked_weights(weights: object, n: int) -> Tensor:
     with torch.device("cpu"):  # converts lists on the CPU, whatever the default device is
         w = as_tensor("Samples", "weights", weights)
     _check_present("weights", w)
-    # A list is converted again from its numbers, because the range of float32 is too small.
-    w = (
-        torch.tensor(weights, dtype=torch.float64, device=w.device)
-        if isinstance(weights, list)
-        else w.to(torch.float64)
-    )
+    if isinstance(
+        weights, list
+    ):  # it is converted again from its numbers, as the range of float32 is too small
+        w = torch.tensor(weights, dtype=torch.float64, device=w.device)
+    w = w.to(torch.float64)
     bad = ~(w.isfinite() & (w >= 0))
     if w.shape != (n,) or bool(bad.any()) or not bool((w > 0).any()):
         reason = f", not finite or negative: {first_of(bad)}" if bool(bad.any()) else ""
-        raise invalid_value(
-            "Samples",
+        raise _invalid_value(
             "weights",
             wanted=f"{n} finite numbers, one for each draw, none negative and not all zero",
             got=f"shape {tuple(w.shape)}{reason}, sum {float(w.sum()):g}",
@@ -339,8 +330,7 @@ def _checked_weights(weights: object, n: int) -> Tensor:
 def _cluster_codes(cluster: object, n: int) -> Tensor:
     names = _names_of(cluster)
     if names.shape != (n,):
-        raise invalid_value(
-            "Samples",
+        raise _invalid_value(
             "cluster",
             wanted=f"{n} names or numbers, one for each draw",
             got=f"shape {names.shape}",

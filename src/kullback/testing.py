@@ -45,9 +45,8 @@ _ARGUMENTS = Arguments(
         instead="below=0.01, the largest divergence in nats that you accept",
     ),
     runs=RUNS,
+    confidence=CONFIDENCE,
 )
-
-_CONFIDENCE = Arguments("assert_close_distributions", confidence=CONFIDENCE)
 
 # NumPy draws from the hypergeometric distribution only for fewer draws.
 _MOST_HYPERGEOMETRIC = 10**9
@@ -59,8 +58,8 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
     .. math:: KL(P \| Q) = E_P[\log p - \log q] < \text{below}
 
     The verdict is "below" if the upper bound of the divergence is below the limit. For draws and counts, the upper
-    bound is the upper limit of the confidence interval; otherwise the upper bound is the value plus the bound on its
-    numerical error. The verdict is "not below" if the lower bound is at least the limit, and otherwise "cannot tell".
+    bound is the upper limit of the confidence interval. Otherwise, it is the value plus the bound on its numerical
+    error. The verdict is "not below" if the lower bound is at least the limit, and otherwise "cannot tell".
     The assertion passes only if the verdict is "below", so a small sample rarely passes by chance. A rule without an
     error, such as one from `register_kl`, counts as exact.
 
@@ -74,11 +73,11 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
         below: the limit, in nats unless you pass ``base``.
         runs: how often the assertion will run. The error rate of the interval, 5 %, is divided by `runs`. So the
             verdicts "below" and "not below" of all runs are right with a probability of 95 %. Draws and counts are
-            divided into parts, and the interval contains the intervals of all parts: k parts are wrong on one side with
-            a probability of 0.025 to the power of k. Tables are compared at the confidence 1 - 0.05 / `runs`. Language
+            divided into k parts, and the interval contains the intervals of all parts. All parts are wrong on one side
+            with a probability of 0.025^k. Tables are compared at the confidence 1 - 0.05 / `runs`. Language
             models are read in random order, as with ``run=Run(until_sure=...)``.
         options: options of `estimate`, such as ``kind="js:0.5"``, ``base=2``, ``confidence=0.99`` or ``generator``; or
-            those of `compare`, such as ``columns`` or ``texts``.
+            options of `compare`, such as ``columns`` or ``texts``.
 
     Raises:
         AssertionError: the verdict is "not below" or "cannot tell".
@@ -104,7 +103,7 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
     __tracebackhide__ = True  # pytest shows the line of the test
     limit, runs = _ARGUMENTS.check(below=below, runs=runs).values()
     if "confidence" in options:
-        options |= _CONFIDENCE.check(confidence=options["confidence"])
+        options |= _ARGUMENTS.check(confidence=options["confidence"])
     if "texts" in options or any(
         isinstance(x, str | os.PathLike) or hasattr(type(x), "columns") for x in (p, q)
     ):
@@ -119,7 +118,7 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
         print(f"below {limit:g}: {result}")  # noqa: T201 - the verdict, which pytest shows with -s
         return
     outcome = f"not below {limit:g}" if bool(is_above.any()) else f"cannot tell whether below {limit:g}"
-    # The notes stand at the end of the message, so the line does not count them.
+    # The end of the message has the notes, so the line does not count them.
     sentences = [f"{outcome}: {replace(result, notes=())}", *_elements(result, is_above, is_below)]
     if not bool(is_above.any()):
         sentences.append(_advice(result, upper, limit))
@@ -149,7 +148,7 @@ def _for_runs(result: Estimate, p: Any, q: Any, runs: int, options: dict[str, An
 def _parts_of_draws(side: Any, parts: int, generator: np.random.Generator) -> list[Any]:
     """Return independent parts of draws or counts, of about equal size; a known distribution is every part."""
     if isinstance(side, Samples):
-        # Neighbors stay together, so that their dependence is still seen. Clusters stay whole.
+        # Neighbors stay together, so the parts still show the dependence between neighbors. Clusters stay whole.
         places = torch.arange(len(side), device=side.tensor.device) if side.cluster is None else side.cluster
         of_draw = places * parts // (int(places.max()) + 1)
         return [_selected(side, of_draw == part) for part in range(parts)]
@@ -162,9 +161,8 @@ def _parts_of_draws(side: Any, parts: int, generator: np.random.Generator) -> li
             rows = rows - drawn
             part = copy.copy(side)
             tensor = torch.from_numpy(drawn).reshape(counts.shape).to(counts).movedim(-1, side.dim)
-            vars(part).update(
-                tensor=tensor, _source=None
-            )  # `in_dtype` would read the source, which has the counts before the division
+            # `in_dtype` would read the source, which has the counts before the division.
+            vars(part).update(tensor=tensor, _source=None)
             divided.append(part)
         return divided
     return [side] * parts
@@ -235,11 +233,9 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
 
 
 def _words(part: _Part, level: str) -> str:
-    ends = (
-        "no interval"
-        if part.interval is None
-        else f"{level} {part.interval[0]:.4g} to {part.interval[1]:.4g}"
-    )
+    ends = "no interval"
+    if part.interval is not None:
+        ends = f"{level} {part.interval[0]:.4g} to {part.interval[1]:.4g}"
     return f"KL of {part.name} = {part.value:.4g} nats ({ends})"
 
 

@@ -18,7 +18,6 @@ from kullback.common.files import (
     open_output,
     refuse_overwriting,
     same_file,
-    write,
     write_all,
 )
 from kullback.errors import FileError
@@ -26,14 +25,14 @@ from tests.refusals import refused
 
 
 def test_a_file_is_written_whole_and_alone(tmp_path):
-    write(tmp_path / "report.json", "ä\r\nb\n")
+    write_all({tmp_path / "report.json": "ä\r\nb\n"})
     assert (tmp_path / "report.json").read_bytes() == "ä\r\nb\n".encode()
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_a_new_file_gets_the_permissions_of_any_new_file(tmp_path):
     (tmp_path / "other").touch()
-    write(tmp_path / "new", "")
+    write_all({tmp_path / "new": ""})
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
@@ -42,7 +41,7 @@ def test_a_replaced_file_keeps_its_permissions_and_its_link(tmp_path):
     target.write_text("old")
     target.chmod(0o640)
     link.symlink_to(target)
-    write(link, "new")
+    write_all({link: "new"})
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert target.stat().st_mode & 0o777 == 0o640
@@ -57,12 +56,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     monkeypatch.setattr(files.os, "fsync", fail)
     wanted = FileError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(wanted):
-        write(tmp_path / "report", "new")
+        write_all({tmp_path / "report": "new"})
     assert (tmp_path / "report").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
-@pytest.mark.parametrize("call", [check_writable, lambda path: write(path, "text")])
+@pytest.mark.parametrize("call", [check_writable, lambda path: write_all({path: "text"})])
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -103,7 +102,7 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path):
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         check_writable(pipe)
-        write(pipe, "text")
+        write_all({pipe: "text"})
         assert os.read(reader, 10) == b"text"
     finally:
         os.close(reader)

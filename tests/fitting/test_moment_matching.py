@@ -51,7 +51,7 @@ from torch.distributions import (
 
 from kullback import KL, Counts, Logits, Probs, Samples, divergence, fit, register_kl
 from kullback.errors import ArgumentValueError
-from kullback.fitting import choose_method, default_start
+from kullback.fitting import choose_method, starts
 from kullback.fitting.exact_fit import nearest
 from kullback.pairs.clone import unvalidated, upcast_copy
 from tests.test_dispatch import calls_of
@@ -394,7 +394,7 @@ def test_the_formula_is_solved_once_for_a_class(
         targets.append(to)
         return nearest(q, to, *others)
 
-    for module in (choose_method, default_start):
+    for module in (choose_method, starts):
         monkeypatch.setattr(module, "nearest", counted)
     with suppress(ArgumentValueError):
         fit(family, to=target)

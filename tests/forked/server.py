@@ -22,7 +22,7 @@ IMPORTED = [
         "torch",
     ),
     *("rich.console", "rich.markup", "rich.progress", "rich.table", "scipy.stats", "kullback.pairs"),
-    *("kullback.cli.commands", "kullback.cli.prediction_comparison", "kullback.cli.table_comparison"),
+    *("kullback.cli.commands", "kullback.cli.prediction_comparison", "kullback.tables.compare_two_tables"),
 ]
 
 

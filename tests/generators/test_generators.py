@@ -411,7 +411,7 @@ def test_rows_do_not_depend_on_the_block_they_are_computed_in(monkeypatch: pytes
     a, b = torch.randn(50, 7, requires_grad=True), torch.randn(50, 7)
     whole = divergence(Logits(a), Logits(b), KL())
     whole_gradient = torch.autograd.grad(whole.sum(), a)[0]
-    monkeypatch.setattr("kullback.kernels.blocks._ELEMENTS_ON_CPU", 20)
+    monkeypatch.setattr("kullback.kernels.row_operation._ELEMENTS_ON_CPU", 20)
     blocks = divergence(Logits(a), Logits(b), KL())
     assert torch.equal(blocks, whole)
     assert torch.equal(torch.autograd.grad(blocks.sum(), a)[0], whole_gradient)

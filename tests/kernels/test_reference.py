@@ -13,9 +13,9 @@ from torch import Tensor
 from kullback import KL, Counts, Divergence, JensenShannon, Logits, Probs, Renyi, ReverseKL, TotalVariation
 from kullback.generators import FinitePair
 from kullback.kernels import blocks, finite_pair, reference, rounding_error
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
+from kullback.kernels.row_operation import row_blocks
 from tests.oracles import truth
 
 INF = math.inf

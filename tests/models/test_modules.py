@@ -12,7 +12,7 @@ from torch import nn
 
 from kullback.errors import ModelError
 from kullback.models import Cut, Loading, Run, compare_models, open_model
-from kullback.models.parameters import parameter_count
+from kullback.models.huggingface_model import parameter_count
 from tests.models.test_compare import CONTEXT, log_softmax, words
 from tests.models.tiny import CLASSES, make_model, make_tokenizer
 

@@ -19,7 +19,7 @@ from kullback.errors import ArgumentValueError
 from kullback.io import RowStream, Windows
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, record_reference
 from kullback.report import json as report
-from kullback.report.subjects.until_sure import until_sure
+from kullback.report.subjects.models import until_sure
 from tests.models.bytes_model import BYTES, BytesModel
 from tests.models.tiny import text
 from tests.refusals import refused

@@ -20,7 +20,7 @@ from kullback.errors import RegistrationError
 from kullback.pairs import family, registry
 from kullback.pairs.densities import density
 from kullback.pairs.density_overrides import forget_overrides
-from kullback.pairs.families import Family, infinite, register_family
+from kullback.pairs.families import Family, register_family, registration
 from kullback.pairs.torch_registry import forget_plans
 from tests.refusals import refused
 from tests.test_contributing import example
@@ -29,7 +29,7 @@ page = ModuleType("log_logistic")
 sys.modules[page.__name__] = page  # where a dataclass looks for its annotations
 TABLES = (
     family.FAMILIES,
-    infinite.ALWAYS_INFINITE,
+    registration.ALWAYS_INFINITE,
     density._READERS,
     registry._RULES["closed_form"],
     registry._RULES["shortcut"],

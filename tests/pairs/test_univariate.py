@@ -40,7 +40,7 @@ from torch.distributions import (
 
 from kullback import kl_divergence, kl_estimate
 from kullback.pairs.densities.density import density_of
-from kullback.pairs.families.infinite import ALWAYS_INFINITE
+from kullback.pairs.families.registration import ALWAYS_INFINITE
 from kullback.pairs.integration.quadrature import integrate_kl
 from kullback.pairs.registry import plan_for
 from kullback.pairs.solve_options import Tolerance

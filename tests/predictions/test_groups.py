@@ -221,8 +221,7 @@ def test_few_units_infinite_rows_and_one_row() -> None:
 def test_intervals_of_differences_cover_where_groups_share_windows(windows: int, least: float) -> None:
     """The level of a window is in both groups, and decides how many of its rows are in which."""
     from kullback.common.row_statistics import BUILT_IN
-    from kullback.predictions.against_rest import AgainstRest
-    from kullback.predictions.groups import Groups
+    from kullback.predictions.groups import AgainstRest, Groups
 
     kl = [each for each in BUILT_IN if each.name == "kl_pq"]
 

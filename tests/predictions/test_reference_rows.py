@@ -17,8 +17,15 @@ from torch import Tensor
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.io import PartialRows
 from kullback.partial_rows import summarize_rows
-from kullback.predictions.drawn_means import drawn_mean, population_mean, row_estimates
-from kullback.predictions.reference_rows import ReferenceRows, join_rows, measure_reference
+from kullback.predictions.mean_intervals import MeanEstimator
+from kullback.predictions.reference_rows import (
+    ReferenceRows,
+    drawn_mean,
+    join_rows,
+    measure_reference,
+    population_mean,
+    row_estimates,
+)
 
 INF = math.inf
 NAMES = ("kl_pq", "kl_qp", "js", "tv")
@@ -78,6 +85,10 @@ def true_values(base: Tensor, candidate: Tensor) -> dict[str, float]:
             "js": float((kl(p, middle) + kl(q, middle)) / 2),
             "tv": float(mpmath.fsum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2),
         }
+
+
+def estimator(clusters: Tensor | None = None) -> MeanEstimator:
+    return MeanEstimator(1, 1000, None, clusters)
 
 
 # --- rows
@@ -276,7 +287,7 @@ def test_the_reverse_direction_is_open_where_the_ratios_are_heavy_tailed() -> No
     found = drawn_mean(rows, "kl_qp")
     assert found.interval[1] == INF
     assert found.interval[0] <= true["kl_qp"]
-    assert population_mean(rows, "kl_qp").interval[1] == INF  # type: ignore[index]
+    assert population_mean(rows, "kl_qp", estimator()).interval[1] == INF  # type: ignore[index]
     closed, _ = close_rows(noise=0.01)
     assert drawn_mean(closed, "kl_qp").interval[1] < INF
 
@@ -328,17 +339,17 @@ def test_an_infinite_row_makes_the_mean_infinite() -> None:
     rows = measure_reference(block_of(base, 2, 4), candidate)
     assert drawn_mean(rows, "kl_pq").mean == INF
     assert drawn_mean(rows, "kl_pq").interval == (INF, INF)
-    assert population_mean(rows, "kl_pq").standard_error == INF
+    assert population_mean(rows, "kl_pq", estimator()).standard_error == INF
     assert math.isfinite(drawn_mean(rows, "js").mean)
 
 
 def test_a_population_is_less_certain_than_its_rows() -> None:
     rows, true = close_rows()
-    drawn, of_all = drawn_mean(rows, "kl_pq"), population_mean(rows, "kl_pq")
+    drawn, of_all = drawn_mean(rows, "kl_pq"), population_mean(rows, "kl_pq", estimator())
     assert of_all.standard_error > 3 * drawn.standard_error
     assert of_all.interval is not None
     assert of_all.interval[0] < true["kl_pq"] < of_all.interval[1]
-    clustered = population_mean(rows, "kl_pq", cluster=torch.arange(128) // 32)
+    clustered = population_mean(rows, "kl_pq", estimator(torch.arange(128) // 32))
     assert (clustered.interval, clustered.reason) == (None, "few units")
 
 

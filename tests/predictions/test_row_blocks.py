@@ -13,8 +13,7 @@ import torch
 from kullback import Logits, compare_predictions
 from kullback.errors import ArgumentValueError
 from kullback.predictions.collect import _noticed
-from kullback.predictions.mean_intervals import MeanEstimate, MeanEstimator, RatioOfSums
-from kullback.predictions.row_blocks import RowBlocks
+from kullback.predictions.mean_intervals import MeanEstimate, MeanEstimator, RatioOfSums, RowBlocks
 from kullback.predictions.sources import Clusters
 from tests.refusals import refused
 

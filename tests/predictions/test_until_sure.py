@@ -12,8 +12,8 @@ from torch import Tensor
 from kullback.common.arrays import Floats
 from kullback.errors import ArgumentValueError
 from kullback.models import Run
-from kullback.predictions.goal import Goal
 from kullback.predictions.measure import COLUMNS
+from kullback.predictions.run import Goal
 from kullback.predictions.until_sure import Question
 from tests.refusals import refused
 

@@ -16,11 +16,11 @@ import torch
 
 from kullback import Logits, compare_predictions, kl_estimate
 from kullback.cli.gates import OF_TABLES, Compared, parse_gate
-from kullback.report import html, markdown, write
+from kullback.report import html, markdown
 from kullback.report.document import Document, Findings, Headline, Passage, Passages, Remark, Table, Token
 from kullback.report.plots.ladder import REFERENCES
 from kullback.report.subjects import document
-from kullback.report.subjects.batches import Batches
+from kullback.report.subjects.tables import Batches
 from kullback.tables import compare_tables
 from tests.report.pages import CONTRAST, boxes
 
@@ -44,7 +44,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for each in (p, q):
         each["</th><script>document.title = 'run'</script>"] = ["a", "b", "c"] * 100
     path = tmp_path_factory.mktemp("wide") / "page.html"
-    write(path, html.render(compare_tables(p, q)))
+    path.write_text(html.render(compare_tables(p, q)), encoding="utf-8")
     return path
 
 
@@ -58,7 +58,9 @@ def small(tmp_path: Path) -> Path:
         table,
         Findings("Findings", [Remark("note", f"remark {i}") for i in range(3)]),
     )
-    write(tmp_path / "page.html", html.render(Document("a page", Headline("an outcome"), blocks)))
+    (tmp_path / "page.html").write_text(
+        html.render(Document("a page", Headline("an outcome"), blocks)), encoding="utf-8"
+    )
     return tmp_path / "page.html"
 
 
@@ -122,7 +124,9 @@ def test_the_filter_keeps_a_cluster_or_a_token(scripted: Page, tmp_path: Path) -
     draw = torch.Generator().manual_seed(0)
     x, y = (torch.randn(90, 6, generator=draw, dtype=torch.float64) for _ in "pq")
     comparison = compare_predictions(Logits(x), Logits(y), cluster=torch.arange(90) // 30, bootstrap=0)
-    write(tmp_path / "page.html", html.render(comparison, tokens=["the", "cat", "sat", "on", "a", "mat"]))
+    (tmp_path / "page.html").write_text(
+        html.render(comparison, tokens=["the", "cat", "sat", "on", "a", "mat"]), encoding="utf-8"
+    )
     scripted.goto((tmp_path / "page.html").as_uri())
     shown = scripted.locator("figure.bars:visible")
     assert shown.count() == len(comparison.worst) == 10
@@ -226,7 +230,7 @@ def test_the_ladder_orders_the_comparison_among_the_references(
     x = torch.randn(50, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     comparison = compare_predictions(Logits(x), Logits(1.02 * x), bootstrap=0)
     assert REFERENCES["temperature 0.9"] > comparison.divergences["kl_pq"].mean > 0
-    write(tmp_path / "page.html", html.render(comparison))
+    (tmp_path / "page.html").write_text(html.render(comparison), encoding="utf-8")
     scripted.set_viewport_size({"width": width, "height": 800})
     scripted.goto((tmp_path / "page.html").as_uri())
     figure = scripted.locator("figure[id$=ladder]")
@@ -293,7 +297,7 @@ def test_the_page_of_batches_says_which_differs_and_draws_their_history(
     assert page.headline.reason.startswith(
         "The largest difference is in week 3: 1 of 2 columns differs by a large"
     )
-    write(tmp_path / "page.html", html.render(page))
+    (tmp_path / "page.html").write_text(html.render(page), encoding="utf-8")
     scripted.goto((tmp_path / "page.html").as_uri())
     figure = scripted.locator("#history")
     assert figure.locator("text", has_text="PSI").count() == 1

@@ -12,8 +12,8 @@ import torch
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from kullback import ReverseKL, Samples, diagnose, fit, kl_estimate
-from kullback.report import html, write
-from kullback.report.subjects.batches import Batches
+from kullback.report import html
+from kullback.report.subjects.tables import Batches
 from tests.report.media import Page
 from tests.report.models.test_report import near_and_far
 from tests.report.pages import DESK, TABLET, WIDTHS, boxes, overlap, too_faint
@@ -75,7 +75,7 @@ def shown(request: pytest.FixtureRequest) -> Shown:
 @pytest.fixture(scope="module")
 def report(shown: Shown, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write(path, shown.make())
+    path.write_text(shown.make(), encoding="utf-8")
     return path
 
 

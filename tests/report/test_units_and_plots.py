@@ -28,7 +28,7 @@ from kullback.report import document, markdown
 from kullback.report.document import drawings
 from kullback.report.plots.mismatch import draw_parts, draw_positions
 from kullback.report.plots.models import draw_plots as draw_of_models
-from kullback.report.subjects.batches import Batches
+from kullback.report.subjects.tables import Batches
 from kullback.results.value import Value
 from kullback.tables import TableComparison
 from kullback.tables.compare_two_tables import corrected_together

@@ -10,8 +10,7 @@ import click
 
 from kullback.cli.option import Option
 from kullback.cli.option_command import command
-from kullback.cli.option_errors import in_options
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import Number
 from kullback.common.formats import unit_of_base
 from kullback.errors import ArgumentValueError, KullbackError, NoRuleError, printable

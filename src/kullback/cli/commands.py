@@ -1,4 +1,4 @@
-"""The command group `kullback`, and the way in which its commands report errors.
+"""The command group `kullback`, and the error reports of its commands.
 
 A command imports its computations when the command runs, so help and usage errors do not need torch.
 """

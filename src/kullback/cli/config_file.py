@@ -29,11 +29,6 @@ TABLES = ("compare", "record", "watch", "mismatch")
 def read_config(ctx: click.Context, path: Path, options: Sequence[Option]) -> dict[str, object]:
     """Return the checked values of a file of options, under the names of click's parameters.
 
-    Arguments:
-        ctx: click's context of the command.
-        path: the path of the file.
-        options: the options of the command.
-
     Raises:
         FileError: the file cannot be read, or is not TOML.
         ArgumentValueError: a key is not an option of the command, or the option does not accept the value.
@@ -107,13 +102,7 @@ def _checked(
 
 
 class _Kind(NamedTuple):
-    """The values that an option accepts in TOML.
-
-    Attributes:
-        wanted: a description of the accepted values, for error messages.
-        example: the TOML text of an accepted value.
-        has: returns whether a value has a type that the option accepts. A number may not be a bool.
-    """
+    """The values that an option accepts in TOML. `has` checks the type of a value; a number may not be a bool."""
 
     wanted: str
     example: str

@@ -10,10 +10,9 @@ import click
 
 from kullback.cli.option import FILE, Option
 from kullback.cli.option_command import command
-from kullback.cli.option_errors import in_options
 from kullback.cli.options import NO_PROGRESS
 from kullback.cli.outputs import check_files
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.cli.streams import print_error
 from kullback.common.constraints import FLAG
 from kullback.common.progress import progress_bar
@@ -138,7 +137,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
 
 
 def _refuse_options(settings: Settings, flags: tuple[str, ...], extension: str) -> None:
-    """Raise an error if one of these options was given; `extension` is the only one to which they apply."""
+    """Raise an error if one of these options was given. They apply only to `extension`."""
     for option, place in settings.places.items():
         if option.flag in flags:
             raise click.UsageError(f"{place} goes with a target that ends in {extension}; leave it out")

@@ -126,9 +126,9 @@ class Limit:
 
     Attributes:
         metric: the name of the number.
-        column: the column of a table, or the group of rows, to which the limit applies; None for all columns or rows.
+        column: the column of a table, or the group of rows, that the limit applies to; None for all columns or rows.
         limit: the largest or the smallest number that passes.
-        side: the side of the limit on which the gate fails.
+        side: the side of the limit where the gate fails.
         place: the file and the key that state the limit; None for a limit of the command line.
     """
 
@@ -159,13 +159,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number that may have an interval.
 
-        Arguments:
-            what: the name of the number, for the sentence.
-            of: the number with its interval.
-            value: the estimate.
-            reason: why there is no interval.
-            rows: the number of rows from which the interval comes.
-            is_exact: whether the number has no sampling error.
+        `reason` says why there is no interval. The interval comes from `rows` rows. A number with `is_exact` has no
+        sampling error.
         """
         # No interval is needed if an infinite number is beyond the limit.
         is_beyond = math.isinf(value) and not self.is_kept_by(value)
@@ -189,7 +184,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number whose true value may be anywhere in an interval.
 
-        If the outcome is unclear and the interval comes from `rows` rows, the sentence says how many would decide.
+        If the outcome is unclear and the interval comes from `rows` rows, the sentence has the number of rows that
+        would decide.
         """
         low, high = interval
         inside = self.is_kept_by(low), self.is_kept_by(high)
@@ -244,7 +240,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True)
 class Metrics:
-    """The numbers of a subject (predictions or tables) on which limits can be set.
+    """The numbers of a subject (predictions or tables) that can have limits.
 
     Attributes:
         means: the names of the numbers with an interval.
@@ -271,11 +267,7 @@ class Gate:
     metrics: Metrics
 
     def verdict(self, result: TableComparison | Mismatch | Sequence[Compared]) -> Verdict:
-        """Return the limit in words, with a sentence for each number that breaks the limit or is unclear.
-
-        Arguments:
-            result: a comparison of tables, a mismatch, or one or several comparisons of predictions.
-        """
+        """Return the limit in words, with a sentence for each number that breaks the limit or is unclear."""
         outcomes, unclear = self.metrics.judge(self.limit, result)
         sentences = {
             outcome: tuple(judgment.sentence for _, judgment in outcomes if judgment.outcome == outcome)
@@ -296,7 +288,7 @@ def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
             each.name,
             judge_comparison(limit, *each[1:4]) if limit.column is None else _judge_group(limit, each),
         )
-        for each in (Compared(*row) for row in compared)
+        for each in compared
     ]
     if len(judged) > 1:
         judged = [
@@ -424,8 +416,7 @@ def _judge_words(
     if limit.is_kept_by(bound):
         return PASSED
     return Judgment(
-        "unclear",
-        f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}",
+        "unclear", f"{metric} of the words of {quoted(name)} is at most {bound:.6g}, above {limit.number}"
     )
 
 
@@ -434,22 +425,14 @@ OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
 )
 
-# The numbers of a mismatch on which limits can be set, and the fields of `Mismatch` that contain them.
-_OF_MISMATCH = {
-    "k1": "k1",
-    "k3": "k3",
-    "naive_k3": "naive_k3",
-    "ratio": "mean_ratio",
-    "effective_share": "effective_share",
-    "sequence_effective_share": "sequence_effective_share",
-    "past": "past",
-}
+# The numbers of a mismatch on which limits can be set. All but the mean ratio have the name of their field.
+_OF_MISMATCH = ("k1", "k3", "naive_k3", "ratio", "effective_share", "sequence_effective_share", "past")
 
 
 def judge_mismatch(limit: Limit, mismatch: Mismatch) -> Judged:
     """Return the outcome of a limit for a mismatch of engine and trainer."""
     name = limit.metric.removesuffix(".value")
-    of = getattr(mismatch, _OF_MISMATCH[name])
+    of = mismatch.mean_ratio if name == "ratio" else getattr(mismatch, name)
     # If both sides gave every token one probability, every estimate of KL is 0.
     k3 = mismatch.naive_k3 if name == "naive_k3" else mismatch.k3
     are_equal = name.endswith(("k1", "k3")) and k3.value == 0
@@ -474,11 +457,7 @@ OF_MISMATCH = Metrics(
 def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | None = None) -> Gate:
     """Return the gate that a text describes: ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``, with a column or group.
 
-    Arguments:
-        text: the description.
-        side: the side of the limit on which the gate fails.
-        metrics: the numbers on which limits can be set.
-        place: the file and the key that contain the text; None for the command line.
+    `place` is the file and the key that contain the text; None for the command line.
 
     Raises:
         ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.

@@ -10,9 +10,8 @@ from kullback.cli import options
 from kullback.cli.gates import OF_MISMATCH, gates_of
 from kullback.cli.option import FILE, Option
 from kullback.cli.option_command import command
-from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import FLAG, Number
 
 OPTIONS = (
@@ -38,10 +37,7 @@ OPTIONS = (
 )
 
 
-@command(
-    click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=FILE),
-    options=OPTIONS,
-)
+@command(click.Argument(["runs"], nargs=-1, required=True, metavar="RUN...", type=FILE), options=OPTIONS)
 def mismatch(runs: tuple[Path, ...], settings: Settings) -> None:
     """Explain why the ratio of trainer and engine is not 1, from the tokens of RUN.
 

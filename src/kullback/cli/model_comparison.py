@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.gates import Compared
-from kullback.cli.option_errors import in_options
+from kullback.cli.gates import Compared, Gate
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
 from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_cpp
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import taken
 from kullback.common.progress import progress_bar
 from kullback.common.words import CARD_REFERENCE, is_hidden_states
@@ -25,12 +24,10 @@ from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, 
 from kullback.models.hidden_states import require_states, with_heads
 from kullback.predictions.checkpoint import kept_state
 from kullback.report import card
+from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from kullback.cli.gates import Gate
-    from kullback.results.verdict import Verdict
 
 
 def run_model_comparison(

@@ -80,11 +80,7 @@ class _Word(_Checked, _Choice):
 
 
 class Names(_ParamType):
-    """A click type for names of columns, separated by commas or in a list. No name may be empty.
-
-    Arguments:
-        fewest: the smallest accepted number of different names.
-    """
+    """A click type for at least `fewest` different names of columns, separated by commas or in a list, none empty."""
 
     name = "text"
 
@@ -166,11 +162,6 @@ class Option:
     def is_flag(self) -> bool:
         """Whether the option takes no value."""
         return self.accepts is FLAG
-
-    @property
-    def means_rows(self) -> bool:
-        """Whether the option shows that the sides of a comparison are predictions or models, not tables."""
-        return "predictions" in self.subjects and "tables" not in self.subjects
 
     def as_click(self) -> click.Option:
         """Return the click option."""

@@ -93,8 +93,7 @@ def command(
 
     Arguments:
         *arguments: the command's arguments. The function takes their values in this order, and then the `Settings`.
-        options: the command's options, in the order of the help.
-        by_job: whether the help lists the options by their jobs.
+        options, by_job: as in `OptionCommand`.
     """
 
     def made(function: Callable[..., None]) -> OptionCommand:

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kullback.cli.settings import Settings
 from kullback.cli.statuses import Status
 from kullback.cli.streams import closed_pipe_allowed, print_error
 from kullback.common.display import open_console
 from kullback.common.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.common.optional import load
 from kullback.errors import LONGEST_MESSAGE, printable
-from kullback.results.verdict import worst
+from kullback.results.verdict import Verdict, worst
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from kullback.cli.settings import Settings
-    from kullback.results.verdict import Verdict
 
 STANDARD_OUTPUT = "-"
 
@@ -61,13 +59,7 @@ def check_files(
 ) -> None:
     """Raise an error if a file cannot be read or written, or if an output is also another file of the command.
 
-    Arguments:
-        inputs: pairs of a name for error messages and a path to read. The path is None if no file was given.
-        outputs: the paths to write.
-        others: further arguments that may be paths to read.
-
-    Raises:
-        FileError: a file cannot be read or written, or an output is also another file.
+    `inputs` are pairs of a name for error messages and a path to read. `others` may be paths to read too.
     """
     read: list[Path | str] = []
     for name, path in inputs:
@@ -80,19 +72,11 @@ def check_files(
 
 
 def check_outputs(
-    outputs: Outputs,
-    inputs: Sequence[Path | None],
-    others: Sequence[Path] = (),
-    *,
-    state: Path | None = None,
+    outputs: Outputs, inputs: Sequence[Path | None], others: Sequence[Path] = (), *, state: Path | None = None
 ) -> None:
     """Raise an error before the computation if an input cannot be read or an output cannot be written.
 
-    Arguments:
-        outputs: the reports to write.
-        inputs: the paths to read; None for a file that was not given.
-        others: further paths to write.
-        state: the path of ``--resume``, which is read and written; None without this option.
+    `others` are further paths to write. `state` is the path of ``--resume``, which is read and written.
     """
     if outputs.html:
         for library in ("jinja2", "matplotlib"):
@@ -115,16 +99,8 @@ def write_reports(
 ) -> Sequence[Verdict]:
     """Write all files, `others` first, and print the table or the JSON.
 
-    Arguments:
-        result: the result to report.
-        verdicts: the verdicts of the gates for `result`.
-        outputs: the paths of the reports.
-        table: a function that prints something other than the tables of `result`; None prints these tables.
-        others: the contents of further files, by path.
-        options: further arguments for `kullback.report.document`.
-
-    Returns:
-        the verdicts; if `result` has several batches, the verdicts of all batches.
+    `table` prints something other than the tables of `result`. `others` has the contents of further files, by path.
+    `options` are further arguments of `kullback.report.document`. The verdicts returned are those of all batches.
     """
     from kullback.report import document, html, json, markdown, terminal
 

@@ -35,10 +35,8 @@ SIGNS = {
 def show_pairs(names: tuple[str, ...], style: str | None, *, full: bool) -> None:
     """Print the rules of all pairs, of the pairs with one family, or of two families in both directions.
 
-    Arguments:
-        names: the names of at most two families.
-        style: ``"json"`` or ``"markdown"``; None prints a matrix, or the rules of `names` in words.
-        full: whether to print the rules of one family as a table.
+    `style` is ``"json"`` or ``"markdown"``; None prints a matrix, or the rules of `names` in words. With `full`, the
+    rules of one family are a table.
     """
     known = [kind.__name__ for kind in families()]
     for name in names:
@@ -123,11 +121,7 @@ def _print_matrix(entries: list[Entry], console: Console) -> None:
 
 
 def page(entries: list[Entry]) -> str:
-    """Return the page of the documentation in Markdown: the meaning of each rule, and the rules of every P.
-
-    Arguments:
-        entries: the pairs of families with their rules.
-    """
+    """Return the page of the documentation in Markdown: the meaning of each rule, and the rules of every P."""
     names = [kind.__name__ for kind in families() if kind.__name__ in {entry.p for entry in entries}]
     counts = Counter(entry.rule for entry in entries)
     lines = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kullback.cli.compare_options import LLAMA_CPP
-from kullback.cli.gates import Compared
+from kullback.cli.gates import Compared, Gate
 from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
 from kullback.cli.settings import Settings
 from kullback.cli.streams import print_error
@@ -22,13 +22,12 @@ from kullback.parallel.workers import Workers, torchrun_workers
 from kullback.predictions import Comparison, compare_predictions
 from kullback.predictions.checkpoint import kept_state
 from kullback.report import llama_cpp as llama_cpp_lines
+from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kullback.cli.gates import Gate
     from kullback.report.subjects.predictions import Tokens
-    from kullback.results.verdict import Verdict
 
 
 def run_prediction_comparison(

@@ -1,10 +1,13 @@
-"""The checked values of a command's options, from the command line and from a file."""
+"""The checked values of a command's options, and errors about the library's arguments rewritten for these options."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -12,7 +15,7 @@ from click.core import ParameterSource
 
 from kullback.cli.config_file import place_in_file
 from kullback.cli.option import Option, Subject
-from kullback.errors import BY_EVENT, ArgumentValueError
+from kullback.errors import BY_EVENT, BY_PLACE, ArgumentValueError
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,10 @@ class Settings:
     @property
     def mean_rows(self) -> bool:
         """Whether some given option shows that the sides are not tables."""
-        return any(option.means_rows for option in self.places)
+        return any("predictions" in each.subjects and "tables" not in each.subjects for each in self.places)
 
     def refuse_other_subjects(self, subject: Subject) -> None:
-        """Raise an error if an option was given that a comparison of this subject does not take.
-
-        Raises:
-            ArgumentValueError: such an option was given.
-        """
+        """Raise an error if an option was given that a comparison of this subject does not take."""
         remedies = {
             "tables": ", or add --as table if P and Q are tables",
             "models": ", or add --text FILE if P and Q are models",
@@ -92,3 +91,58 @@ def settings_of(ctx: click.Context, options: Sequence[Option]) -> Settings:
         elif source is ParameterSource.DEFAULT_MAP:
             places[option] = place_in_file(ctx.params["config"], option.key)
     return Settings({option: ctx.params[option.name] for option in options}, places)
+
+
+@contextmanager
+def in_options(
+    options: Mapping[str, str], remedies: Mapping[str, str] = MappingProxyType({})
+) -> Generator[None]:
+    """Convert errors about arguments of the library, raised in the context, to errors about options of the command.
+
+    Arguments:
+        options: the option or argument of the command for each argument of the library; errors about other arguments
+            stay unchanged.
+        remedies: remedies for errors, by the name of the library's argument; by default the library's remedy, written
+            as options.
+
+    Example:
+        >>> from kullback.errors import invalid_value
+        >>> with in_options({"bins": "--bins"}):
+        ...     raise invalid_value("f", "bins", wanted="few", got="many", instead={"bins": 20})
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: --bins: wanted few; got many. Write: --bins 20
+    """
+    try:
+        yield
+    except ArgumentValueError as error:
+        arguments = () if error.explanation is None else error.explanation.arguments
+        if not arguments or any(name not in options for name in arguments):
+            raise
+        place = ", ".join(options[name] for name in arguments)
+        parts = {"call": "", "place": place, "instead": remedies.get(arguments[0]) or _remedy(error, options)}
+        if _is_without(error, options) and arguments[0] not in remedies:
+            parts["wording"] = BY_PLACE  # the remedy is a sentence, and nothing to write
+        raise error.replace(options, **parts) from None
+
+
+def _is_without(error: ArgumentValueError, options: Mapping[str, str]) -> bool:
+    """Return whether the remedy is a call without an option: a value of None or False for it."""
+    return bool(error.remedy) and all(
+        name in options and (value is None or value is False) for name, value in error.remedy.items()
+    )
+
+
+def _remedy(error: ArgumentValueError, options: Mapping[str, str]) -> str | None:
+    if not error.remedy or any(each not in options for each in error.remedy):
+        return error.instead
+    if _is_without(error, options):
+        return f"leave {' and '.join(options[each] for each in error.remedy)} out"
+    return " ".join(f"{options[each]} {_word(value)}" for each, value in error.remedy.items())
+
+
+def _word(value: object) -> str:
+    """Return a value as one shell word; list items are joined by commas, and only the first of nested lists is used."""
+    while isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
+        value = value[0]
+    return shlex.quote(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

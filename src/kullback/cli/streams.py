@@ -14,11 +14,7 @@ NAMES = "stdout", "stderr"
 
 
 class CheckedStream:
-    """A text stream that escapes commands to build servers, because names in the data may look like such commands.
-
-    Arguments:
-        stream: the stream to write to.
-    """
+    """A text stream that escapes commands to build servers, because names in the data may look like such commands."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._line = stream, ""  # `_line` is the beginning of an incomplete line
@@ -75,12 +71,7 @@ def closed_pipe_allowed() -> Generator[None]:
 
 
 def print_error(line: str, file: IO[Any] | None = None) -> None:
-    """Print a line to standard error, or to `file`; if printing fails, only the exit status shows the error.
-
-    Arguments:
-        line: the text without a newline.
-        file: the stream to print to; by default standard error.
-    """
+    """Print a line to standard error, or to `file`; if printing fails, only the exit status shows the error."""
     stream = sys.stderr if file is None else file
     if stream is not None:
         with suppress(OSError, ValueError):

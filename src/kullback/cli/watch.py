@@ -12,9 +12,8 @@ from kullback.cli import options
 from kullback.cli.gates import OF_TABLES, Gate, gates_of
 from kullback.cli.option import FILE, Option
 from kullback.cli.option_command import command
-from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import FLAG
 from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.progress import progress_text
@@ -84,7 +83,7 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
         )
     from kullback.common.formats import counted
     from kullback.report import terminal
-    from kullback.report.subjects.batches import Batches
+    from kullback.report.subjects.tables import Batches
     from kullback.tables import reference_profile as profiles
     from kullback.tables.compare_two_tables import compare_profiles, corrected_together
 

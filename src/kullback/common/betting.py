@@ -12,12 +12,11 @@ from kullback.common.arrays import Floats
 # all, which is best for an upper end far below the bound. The small shares are best for narrow intervals.
 _STAKES = np.array([0.99, *2.0 ** -np.arange(1, 13)])
 _PARTS = np.array([0.5, *np.full(12, 0.5 / 12)])
-# The error of rounding, relative to the sums. Each gain is smaller by it, so that it makes no gain out of nothing.
+# The error of rounding, relative to the sums. This error is subtracted from each gain, so rounding alone makes no gain.
 _ROUNDING = 1e-11
 _TOLERANCE = 1e-6  # of an end of the interval, relative to the end's distance from the bound
-_RICHEST = (
-    700.0  # the logarithm of the largest wealth that is told from larger ones, which float64 cannot hold
-)
+# The logarithm of the largest wealth that is told from larger ones, which float64 cannot hold.
+_RICHEST = 700.0
 
 
 def log_wealth(sums: Floats, sizes: Floats, mean: float | Floats, *, first: int = 0) -> Floats:
@@ -31,7 +30,7 @@ def log_wealth(sums: Floats, sizes: Floats, mean: float | Floats, *, first: int 
     negative. By Ville's inequality, the wealth ever reaches 1/a with probability a at most. W decreases in m.
 
     Arguments:
-        sums: the sum over the rows of each unit that was read, in the random order, not negative; shape (..., read).
+        sums: for each unit that was read, the sum over its rows; not negative, in the random order, shape (..., read).
         sizes: the number of rows of every unit, in the same order, shape (..., units). No bet depends on the sizes of
             unread units, apart from the largest.
         mean: the mean per row to bet against, a number or shape (..., 1).
@@ -75,12 +74,8 @@ def exceeds(sums: Floats, sizes: Floats, limit: float, *, low: float, error: flo
 def lower_end(sums: Floats, sizes: Floats, *, low: float, error: float, first: int = 0) -> float:
     """Return a number that the mean per row over all units exceeds, at all looks with probability 1 - `error`.
 
-    Arguments:
-        sums: the sum over the rows of each unit that was read, in random order, shape (read,).
-        sizes: the number of rows of every unit, in the same order, shape (units,).
-        low: the smallest mean that a unit can have.
-        error: the probability that the end is ever above the mean.
-        first: the number of units before the first bet.
+    `sums`, shape (read,), `sizes`, shape (units,), and `first` are as in `log_wealth`. `low` is the smallest mean that
+    a unit can have.
     """
     if np.isposinf(sums).any():
         return math.inf

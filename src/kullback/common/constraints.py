@@ -35,7 +35,7 @@ class Constraint(ABC):
 
     Attributes:
         example: an accepted value, which the error message suggests.
-        instead: the text of the remedy, if the example is not enough; ``{call}`` stands for the name of the call.
+        instead: the text of the remedy, if the example is not enough; ``{call}`` is replaced by the name of the call.
         wanted: a description of the accepted values; if `wanted` is empty, `described` derives it.
         note: text appended to the derived description, such as the meaning of the number.
         optional: whether `Arguments.check` also accepts None.
@@ -54,9 +54,9 @@ class Constraint(ABC):
     def check(self, call: str, argument: str, value: Any) -> Any:
         """Return the value, converted to the type of the constraint; raise `refusal` if the value is not accepted."""
 
-    @abstractmethod
     def described(self) -> str:
         """Return a description of the accepted values, such as "a number between 0 and 1"."""
+        return self.wanted
 
     def has_type(self, value: object) -> bool:
         """Return whether the value has the type that the constraint accepts."""
@@ -69,13 +69,8 @@ class Constraint(ABC):
         wanted = self.wanted or self.described() + self.note + (", or None" if self.optional else "")
         before, named, after = self.instead.partition("{call}")
         remedy: Text = (before, Name(call), after) if named else self.instead
-        return error(
-            call,
-            argument,
-            wanted=wanted,
-            got=safe_repr(value),
-            instead=remedy or {argument: self.example_for(value)},
-        )
+        instead = remedy or {argument: self.example_for(value)}
+        return error(call, argument, wanted=wanted, got=safe_repr(value), instead=instead)
 
     def example_for(self, value: object) -> Any:
         """Return the accepted value that the error for another value names."""
@@ -123,11 +118,8 @@ class Number(Constraint):
                 return f"a {finite}{'positive' if self.above == 0 else 'non-negative'} {self.noun}"
             return f"a {finite}{self.noun} {lower}"
         if self.least == -math.inf and self.above is None:
-            return (
-                f"a {self.noun} of at most {self.most:g}"
-                if self.below is None
-                else f"a {self.noun} below {self.below:g}"
-            )
+            end = f"of at most {self.most:g}" if self.below is None else f"below {self.below:g}"
+            return f"a {self.noun} {end}"
         if self.above is None and self.below is None:
             return f"a {self.noun} from {self.least:g} to {self.most:g}"
         if self.above is not None and self.below is not None:
@@ -228,9 +220,6 @@ class OfType(Constraint):
             return value
         raise self.refusal(call, argument, value)
 
-    def described(self) -> str:
-        return self.wanted
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Generator(Constraint):
@@ -245,9 +234,6 @@ class _Generator(Constraint):
             return value
         raise self.refusal(call, argument, value)
 
-    def described(self) -> str:
-        return self.wanted
-
 
 def _inputs() -> ModuleType:
     from kullback.common import inputs
@@ -258,9 +244,7 @@ def _inputs() -> ModuleType:
 # A flag must be a bool: an array has no truth value, and the text 'False' would count as true.
 FLAG = OfType((bool,), wanted="True or False", example=True)
 GENERATOR = _Generator(
-    wanted="a torch.Generator or None",
-    instead="generator=torch.Generator().manual_seed(0)",
-    optional=True,
+    wanted="a torch.Generator or None", instead="generator=torch.Generator().manual_seed(0)", optional=True
 )
 CONFIDENCE = Number(above=0, below=1, example=0.95)
 
@@ -310,7 +294,7 @@ class Arguments:
 
 
 def taken(kind: type[_Settings], options: dict[str, Any]) -> _Settings:
-    """Return a dataclass `kind` made from the options that are its fields, and remove these from `options`.
+    """Make a dataclass `kind` from the options that are its fields, and remove these from `options`.
 
     Example:
         >>> from kullback.models import Cut

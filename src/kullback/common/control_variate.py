@@ -37,13 +37,8 @@ def coefficient(d: Tensor, ratio: Tensor, weights: Tensor | None = None) -> Tens
     the coefficient, and the standard error would be too small. Third, q / p - 1 explains less than three quarters of
     the variance of d.
 
-    Arguments:
-        d: log p - log q at draws from P, shape (draws, ...).
-        ratio: q / p - 1 at the draws, shape (draws, ...).
-        weights: the weights of the draws, shape (draws,); equal by default.
-
-    Returns:
-        the coefficients, shape (...).
+    d and the `ratio` q / p - 1 have the shape (draws, ...), the coefficients (...). The `weights` of the draws, shape
+    (draws,), are equal by default.
     """
     if weights is None:
         weights = torch.ones(d.shape[0], dtype=d.dtype, device=d.device)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")
 _OF_FIGURES: dict[str, str] = dict.fromkeys(
-    ("save", "path", "filename", "dpi"),
-    "figure, axes = result.plot(), and then figure.savefig('result.png')",
+    ("save", "path", "filename", "dpi"), "figure, axes = result.plot(), and then figure.savefig('result.png')"
 )
 
 
@@ -103,8 +102,8 @@ class Shown:
     def plot(self, ax: Axes | None = None, *, name: str | None = None) -> tuple[Figure, Axes]:
         """Plot the main numbers with their intervals, or another drawing of the HTML page, with matplotlib.
 
-        The axis says the kind, the unit, and the confidence of the intervals. An arrow marks an interval without a
-        limit. An infinite value is written as text at the edge of the plot.
+        The label of the axis has the kind, the unit, and the confidence of the intervals. An arrow marks an interval
+        without a limit. An infinite value is written as text at the edge of the plot.
 
         Arguments:
             ax: the axes to draw on; by default new axes.
@@ -196,11 +195,8 @@ def shown_options(
 ) -> str:
     """Return the constructor options of an object as source text, without options that equal their defaults.
 
-    Arguments:
-        made: the object, which has its options as attributes.
-        owner: the class whose constructor takes the options.
-        others: the values of options that are not attributes of the object.
-        always: the names of options to show even if they equal their defaults.
+    `owner` is the class whose constructor takes the options. The values are attributes of the object, or in `others`.
+    The options in `always` are shown even if they equal their defaults.
     """
     options = inspect.signature(owner).parameters
     others = others or {}

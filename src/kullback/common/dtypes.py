@@ -62,6 +62,5 @@ def upcast(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.float64:
         return x
-    return (
-        x.float() if x.device.type == "mps" else x.double()
-    )  # The result has the dtype `accurate_dtype(x.device)`; a call of that function would cost time.
+    # The result has the dtype `accurate_dtype(x.device)`; a call of that function would cost time.
+    return x.float() if x.device.type == "mps" else x.double()

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kullback.common.formats import counted
 from kullback.errors import ArgumentTypeError, KullbackError, explain, invalid_type, safe_repr
@@ -33,14 +33,9 @@ def extra_arguments(
     example: str = "",
     remedies: Mapping[str, str] = _NO_REMEDIES,
 ) -> ArgumentTypeError:
-    """Return the error for a call with arguments that the function does not accept.
+    """Return the error for a call with positional arguments that are too many, or with unknown keywords.
 
-    Arguments:
-        function: the called function or class.
-        positional: the positional arguments that are too many.
-        unknown: the unknown keywords and their values.
-        example: the code of a correct call; by default, a call with the required arguments.
-        remedies: the code to write instead of a keyword that other libraries have, by keyword.
+    `example` and `remedies` are as in `by_name`.
     """
     parameters = _parameters(function)
     call = function.__name__
@@ -50,13 +45,9 @@ def extra_arguments(
         by_position = [x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD]
         named = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY and x.default is x.empty]
         order = f"{', '.join(by_position)} by position, and " if by_position else ""
-        others = (
-            f"{', '.join(named)} by name"
-            if named
-            else "all other arguments by name"
-            if names
-            else "no arguments"
-        )
+        others = "all other arguments by name" if names else "no arguments"
+        if named:
+            others = f"{', '.join(named)} by name"
         got = f"{counted(len(by_position) + len(positional), 'argument')} by position"
         argument = ", ".join([*by_position, *named] or names[:1])
         place = None if argument else f"{call}()"
@@ -66,21 +57,12 @@ def extra_arguments(
     return invalid_type(call, **unknown_keyword(unknown, names, example, remedies))
 
 
-class Refused(TypedDict):
-    """The parts of the error for an unknown keyword."""
-
-    argument: str
-    wanted: str
-    got: str
-    instead: str
-
-
 def unknown_keyword(
     unknown: Mapping[str, object],
     names: Sequence[str],
     example: str,
     remedies: Mapping[str, str] = _NO_REMEDIES,
-) -> Refused:
+) -> dict[str, str]:
     """Return the parts of an error that refuses the first unknown keyword and suggests the known name nearest to it."""
     name, value = next(iter(unknown.items()))
     near = difflib.get_close_matches(name, names, n=1)
@@ -95,7 +77,7 @@ def unknown_keyword(
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters of a function or class; a constructor with ``**`` adds those of its bases."""
+    """Return the parameters of a function or class; a constructor with ``**`` adds its bases' parameters."""
     signatures = [inspect.signature(function)]
     if isinstance(function, type):
         signatures += [inspect.signature(base) for base in function.__mro__[1:-1] if "__init__" in vars(base)]

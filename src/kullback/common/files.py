@@ -29,7 +29,7 @@ def same_file(a: PathLike, b: PathLike) -> bool:
 
 
 def by_numbers(text: str) -> list[tuple[int, str]]:
-    """Return a key for sorting, by which step_9 comes before step_10."""
+    """Return a key for sorting that puts step_9 before step_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -71,11 +71,7 @@ def without_folders(name: str) -> str:
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
-    """Raise if an output is also an input, matches an input pattern with ``*``, is in an input folder, or occurs twice.
-
-    Raises:
-        FileError: an output has one of these four faults.
-    """
+    """Raise if an output is an input, matches an input pattern with ``*``, is in an input folder, or occurs twice."""
     taken: list[PathLike] = [file for path in inputs if path is not None for file in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
     for path in outputs:
@@ -103,13 +99,7 @@ def check_input(path: PathLike, name: str) -> None:
     """Raise if a path is neither a file nor a folder, because reading a pipe or a device may block or never end.
 
     A missing path passes this check, because the later attempt to open the path raises an error that names the file.
-
-    Arguments:
-        path: the path to check.
-        name: the name of the argument or option, for the error message.
-
-    Raises:
-        FileError: the path is a pipe, a socket or a device, or the system cannot look it up.
+    The error of this check has the `name` of the argument or option.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -134,15 +124,9 @@ def check_input(path: PathLike, name: str) -> None:
 
 
 def check_writable(path: PathLike) -> None:
-    """Raise if `write` could not write to a path. Call this function before a long computation.
+    """Raise if `write_all` could not write to a path. Call this function before a long computation.
 
     The check leaves no file behind and does not change an existing file. A pipe or a device is not opened.
-
-    Arguments:
-        path: the file to write later.
-
-    Raises:
-        FileError: the directory is missing, the path is a directory, or writing is not permitted.
 
     Example:
         >>> check_writable("report.html")
@@ -168,35 +152,22 @@ def check_writable(path: PathLike) -> None:
                 name.unlink()
 
 
-def write(path: PathLike, text: str) -> None:
-    r"""Write a text file in UTF-8, completely or not at all.
+def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
+    r"""Write several files one after the other, each completely or not at all. Texts are encoded in UTF-8.
 
-    The text goes into a file without a name in the same directory. When the file is complete, it gets its name in one
-    step. A link still points to its file afterwards, and a new file keeps the permissions of the file that it replaces.
-    Pipes and devices, such as ``/dev/stdout``, are written to directly.
-
-    Arguments:
-        path: the file to write.
-        text: the content of the file.
+    The content goes into a file without a name in the same directory. When the file is complete, it gets its name in
+    one step. A link still points to its file afterwards, and a new file keeps the permissions of the file that it
+    replaces. Pipes and devices, such as ``/dev/stdout``, are written to directly.
 
     Raises:
-        FileError: the file cannot be written; an existing file is unchanged.
+        FileError: a file cannot be written, so it is unchanged; the message names the files that were written before.
 
     Example:
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "report.txt"
-        >>> write(path, "mean 0.1\n")
+        >>> write_all({path: "mean 0.1\n"})
         >>> path.read_text()
         'mean 0.1\n'
-    """
-    write_all({path: text})
-
-
-def write_all(contents: Mapping[PathLike, str | bytes]) -> None:
-    """Write several files one after the other, in the same way as `write`. Texts are encoded in UTF-8.
-
-    Raises:
-        FileError: a file cannot be written, so it is unchanged; the message names the files that were written before.
     """
     written: list[PathLike] = []
     for path, content in contents.items():
@@ -235,7 +206,7 @@ def open_output(path: PathLike) -> Generator[BinaryIO]:
 
 
 def _created(target: Path) -> tuple[BinaryIO, Path | None]:
-    """Create a file beside `target`; return the file and its path. The path of an unnamed file is None.
+    """Create a file in the folder of `target`; return the file and its path. The path of an unnamed file is None.
 
     The file is unnamed if the system supports such files, because a killed run leaves no unnamed file behind.
     """
@@ -265,7 +236,7 @@ def matched(path: PathLike) -> list[Path]:
         >>> import os, tempfile
         >>> folder = tempfile.mkdtemp()
         >>> for name in ("a[1].csv", "b.csv"):
-        ...     write(os.path.join(folder, name), "x")
+        ...     write_all({os.path.join(folder, name): "x"})
         >>> [path.name for path in matched(os.path.join(folder, "*.csv"))]
         ['a[1].csv', 'b.csv']
         >>> [path.name for path in matched(os.path.join(folder, "a[1].csv"))]
@@ -313,11 +284,8 @@ def write_errors(
 ) -> Generator[None]:
     """Convert a system error in the context into a FileError that names the file.
 
-    Arguments:
-        path: the file or folder to write.
-        more: a text to append to the remedy.
-        after: the files that were written before; the message names these files.
-        kind: what the path should be: ``"file"`` or ``"folder"``.
+    `more` is appended to the remedy. The message names the files `after` which this one is written. `kind` is
+    ``"file"`` or ``"folder"``.
     """
     try:
         yield

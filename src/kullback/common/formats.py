@@ -41,7 +41,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def plus_minus(mean: float, low: float, high: float) -> str:
-    """Return a number with a distance of two digits that encloses an interval around it.
+    """Return a number with a symmetric margin of two digits; the margin encloses the interval from `low` to `high`.
 
     Example:
         >>> plus_minus(0.0021345, 0.00189, 0.00241), plus_minus(0.0, 0.0, 0.0)
@@ -260,11 +260,6 @@ def byte_count(size: int | None) -> str:
     return f"{significant(size / unit, 3)} {name}"
 
 
-def bit_count(value: float) -> str:
-    """Format a number of bits with two decimals, such as ``4.85``."""
-    return f"{value:.2f}"
-
-
 def count(value: int) -> str:
     """Format an integer with thousands separators, such as ``12,345``."""
     return f"{value:,}"
@@ -282,10 +277,6 @@ def counted(value: int, noun: str, plural: str | None = None) -> str:
 
 def visible(text: str, *, space: str = " ") -> str:
     """Return a text with marks for invisible characters: ``⏎`` for a newline, ``⇥`` for a tab, and codes (``\\x1b``).
-
-    Arguments:
-        text: any text.
-        space: the mark for a blank.
 
     Example:
         >>> visible(" a\\n\\x1b"), visible(" a", space="␣")

@@ -23,14 +23,8 @@ def gradients_of(
 
     The gradients can be differentiated again if grad mode is on, as in a backward pass with ``create_graph=True``.
 
-    Arguments:
-        function: a function of the sequence of arguments, which returns a tensor.
-        arguments: tensors, or None for absent arguments.
-        grad: the gradient with respect to the values of `function`.
-        wanted: whether the gradient with respect to each argument is computed.
-
-    Returns:
-        one gradient for each argument; None for an absent argument, and for a gradient that is not wanted.
+    `grad` is the gradient with respect to the values of `function`. The result has None for an absent argument, and for
+    a gradient that is not wanted.
     """
     is_differentiated = torch.is_grad_enabled()
     with torch.enable_grad():

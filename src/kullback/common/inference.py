@@ -19,7 +19,7 @@ from kullback.common.arrays import Floats
 # If one of several p-values were 1, the Cauchy combination would be 1 too. So this number replaces larger p-values.
 _LARGEST_P = 0.99
 # SciPy's series for the noncentral chi-square has as many terms as the square root of its arguments, and fails for very
-# large ones. From this number on, cube roots replace it.
+# large arguments. From this number on, cube roots replace the series.
 _LARGE = 1e4
 
 
@@ -44,7 +44,7 @@ def student_quantile(probability: float, dof: float) -> float:
 
 
 def student_quantiles(quantile: float, dof: Tensor) -> Tensor:
-    """Return the quantiles of Student's t at the probability for which `quantile` is the normal quantile."""
+    """Return the quantiles of Student's t at the probability of the normal quantile `quantile`."""
     from scipy.special import ndtr, stdtrit
 
     return torch.as_tensor(stdtrit(dof.cpu().numpy(), ndtr(quantile))).to(dof)
@@ -117,7 +117,7 @@ def unified_low(x: Any, dof: Any, alpha: float, at_most: Any = None, *, is_upper
     x, dof = np.maximum(np.asarray(x, np.float64), 0.0), np.asarray(dof, np.float64)
     point = np.maximum(x, 1.0) if at_most is None else np.array(at_most, np.float64)
     low, high = np.zeros_like(point), point
-    # The limit is the end of the numbers, from 0 on, for which x is too far in one tail. It is 0 where 0 is not one.
+    # From 0 up to the limit, x is too far in one tail of the distribution. The limit is 0 if this is false for 0.
     wide = np.ones_like(point, bool) if is_upper else chdtrc(dof, x) < alpha
     zero, is_last = ~wide, np.zeros_like(wide)
     while wide.any():

@@ -116,8 +116,7 @@ def tensor_bytes(x: Tensor) -> Any:
 def number_from(x: object) -> float:
     """Return a real number as a float, and NaN for any other object; NaN fails every range check.
 
-    A tensor gives NaN, because a float would lose the gradient of the tensor. True gives NaN, so that it does not count
-    as 1.
+    A tensor gives NaN, because a float would lose the gradient of the tensor. True gives NaN and not 1.
     """
     if type(x) is float:
         return x
@@ -272,26 +271,19 @@ def unusual(x: Tensor) -> tuple[str, str] | None:
 
     If `x` is dense or of an unknown class, return None.
     """
-    module, dtype = type(x).__module__, x.dtype
+    module, dtype, ways = type(x).__module__, x.dtype, "indexing or mask="
+    is_stored = dtype.is_floating_point and dtype not in _FLOATS
     cases = (
         (module.startswith("torch.distributed.tensor"), "a DTensor", "full_tensor()"),
         (
             module.startswith("torch.masked"),
             "a MaskedTensor",
-            "get_data(), and leave masked rows out by indexing or mask=",
+            f"get_data(), and leave masked rows out by {ways}",
         ),
-        (
-            x.is_nested,
-            "a nested tensor",
-            "to_padded_tensor(padding), and leave the padding out by indexing or mask=",
-        ),
+        (x.is_nested, "a nested tensor", f"to_padded_tensor(padding), and leave the padding out by {ways}"),
         (x.is_quantized, f"a quantized tensor, dtype {dtype}", "dequantize()"),
         (x.layout is not torch.strided, f"a tensor of layout {x.layout}", "to_dense()"),
-        (
-            dtype.is_floating_point and dtype not in _FLOATS,
-            f"dtype {dtype}, which does not support arithmetic",
-            "float()",
-        ),
+        (is_stored, f"dtype {dtype}, which does not support arithmetic", "float()"),
     )
     return next(((got, instead) for is_so, got, instead in cases if is_so), None)
 
@@ -357,7 +349,7 @@ def first_of(mask: Tensor) -> str:
 
 
 def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
-    """Return a text about the entries of `values` for which the mask `wrong` is true.
+    """Return a text about the entries of `values` where the mask `wrong` is true.
 
     The text has the first such value, its index, and the number of such values. `place` is appended to the index.
     """

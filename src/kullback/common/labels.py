@@ -121,12 +121,9 @@ def check_one_type(call: str, p: Labels, q: Labels) -> None:
 
 def _unlike(call: str, p: object, q: object) -> ArgumentValueError:
     """Return the error for a label `p` in P and a label `q` in Q of different types."""
-    are_missing = is_missing(p) and is_missing(q)
-    names = (
-        "'missing' if str(label) in ('None', 'nan', '<NA>', 'NaT') else label"
-        if are_missing
-        else "str(label)"
-    )
+    names = "str(label)"
+    if is_missing(p) and is_missing(q):
+        names = "'missing' if str(label) in ('None', 'nan', '<NA>', 'NaT') else label"
     return invalid_value(
         call,
         "p, q",
@@ -279,13 +276,8 @@ def _kind(column: Any) -> str:
 def _has_labels_first(call: str, kinds: list[str], second: object, *, is_table: bool) -> bool:
     """Return whether the first of two columns contains labels and only the second contains numbers.
 
-    Raise an error if the first column has integers, which may be labels or numbers.
-
-    Arguments:
-        call: the name of the call for the error message.
-        kinds: the letters of `_kind` for the two columns.
-        second: the name of the second column.
-        is_table: whether the names of columns or rows show that both columns are numbers.
+    Raise an error if the first column has integers, which may be labels or numbers, unless the names of columns or rows
+    show that both columns are numbers (`is_table`). `kinds` are the letters of `_kind`, and `second` is a name.
     """
     if kinds[0] not in "iuf":
         return kinds[1] in "iuf"

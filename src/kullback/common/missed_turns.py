@@ -18,10 +18,10 @@ from kullback.common.inference import normal_scores
 
 # `tests/estimators/test_dependence.py` measures false alarms and detection with the constants of this file.
 
-# The smallest number of rows between two turns, the smallest number of turns, and the most rows that are examined.
+# The smallest number of rows between two turns, the smallest number of turns, and the largest number of examined rows.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
-# The correlation of one source's rows, the probability that a missed turn lengthens (or shortens) the distance by one,
-# and the probability that the distance becomes any other distance.
+# The correlation of one source's rows, and two probabilities of a missed turn: that it lengthens (or shortens) the
+# distance by one, and that it gives any other distance.
 _SAME_SOURCE, _CHANGED, _LOST = 0.42, 0.12, 0.005
 # A log-likelihood ratio above `_EVIDENCE` is significant. After half of the rows, the filter stops if no log-likelihood
 # ratio has reached `_PROMISING`.
@@ -34,10 +34,8 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     Numbers become normal scores, and ties get their scores in random order. Then the likelihood ratio is a martingale
     for independent rows, so that a ratio above e^1.5 has a probability of at most 22 %. The actual probability is far
     smaller: the ratio was above e^1.5 in 2 of 1,800 simulations of 100 to 1,000 independent rows with one to five
-    columns. With k columns, the ratio of a column must exceed k^2 e^1.5.
-
-    Arguments:
-        sides: the numbers of one or two data sets, shape (rows, columns), with the same columns.
+    columns. With k columns, the ratio of a column must exceed k^2 e^1.5. The sides have the shape (rows, columns), with
+    the same columns.
     """
     columns = sides[0].shape[1]
     n = min(max(map(len, sides)), _MOST_ROWS)
@@ -55,7 +53,7 @@ def missed_turns(*sides: Floats) -> dict[int, int]:
     means, gains, scales, precisions = sliding_window_view(sources, states, axis=2).swapaxes(1, 2)
     unchanged = (1 - 2 * _CHANGED) * (1 - _LOST)
     changed = _CHANGED * (1 - _LOST) / unchanged
-    # `lost` is the weight that each state gets from all other states. One more state is added at each end.
+    # `lost` is the weight that each state gets from all other states. Each end gets an additional state.
     lost = _LOST / states / unchanged / (1 + 2 * changed)
     weights, evidence = np.full((count, states + 2), lost), np.zeros(count)
     shorter, same, longer = weights[:, :-2], weights[:, 1:-1], weights[:, 2:]

@@ -35,11 +35,7 @@ def flat_numbers(value: Any, name: str = "") -> dict[str, float]:
     and ``upper``. The only number of a list gets the path of the list, and the numbers of a longer list get their
     positions as keys. A dict in a list gets the name of its column, model or batch as its key. If two dicts of the list
     have the same name, all dicts of the list get their positions as keys instead. Lists of dicts without names, such as
-    the worst rows, are left out.
-
-    Arguments:
-        value: the fields of a result.
-        name: the path to `value`; empty for a whole result.
+    the worst rows, are left out. `name` is the path to `value`, empty for a whole result.
 
     Example:
         >>> flat_numbers({"mean": {"value": 0.1, "interval": (0.0, float("inf"))}, "unit": "nats", "ok": True})

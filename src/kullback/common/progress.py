@@ -18,10 +18,7 @@ Update = Callable[[int, int | None], None]
 def progress_bar(what: str, *, show: bool = True, patience: float = 1.0) -> Generator[Update | None]:
     """Show a progress bar. The context yields a function that updates the bar, or None if no bar can be shown.
 
-    Arguments:
-        what: a plural noun for the counted items, such as "rows".
-        show: if False, no bar is shown.
-        patience: the number of seconds before the bar appears.
+    `what` is a plural noun for the counted items. The bar appears after `patience` seconds.
 
     Example:
         >>> with progress_bar("rows") as update:

@@ -11,16 +11,8 @@ from torch import Tensor
 def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int = 110) -> Tensor:
     """Return the root of an increasing function in [low, high], to the last digit.
 
-    If [low, high] contains no root, return the end of the interval at which the function is closer to 0.
-
-    Arguments:
-        f: an increasing function of each element of a tensor.
-        low: the lower ends of the intervals.
-        high: the upper ends, in the shape of `low`.
-        steps: the number of bisections.
-
-    Returns:
-        the roots, in the shape of `low`.
+    `f` is a function of each element of a tensor. If [low, high] contains no root, return the end of the interval at
+    which the function is closer to 0.
     """
     for _ in range(steps):
         middle = (low + high) / 2
@@ -32,13 +24,8 @@ def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int 
 def log_root(f: Callable[[Tensor], Tensor], like: Tensor, low: float = -690.0, high: float = 690.0) -> Tensor:
     """Return the positive root of an increasing function, by bisection of log x, in the shape of `like`.
 
-    If the function is positive everywhere, return 0. If the function is negative everywhere, return infinity.
-
-    Arguments:
-        f: an increasing function of each element of a tensor.
-        like: a tensor with the shape and dtype of the result.
-        low: the smallest log x.
-        high: the largest log x.
+    If the function is positive everywhere, return 0. If the function is negative everywhere, return infinity. `low` and
+    `high` are the smallest and the largest log x.
     """
     log_x = bisect(lambda u: f(torch.exp(u)), torch.full_like(like, low), torch.full_like(like, high))
     root = torch.exp(log_x)

@@ -86,10 +86,7 @@ GATES = {
     "p95", "p99",
 }  # fmt: skip
 _ARGUMENTS = Arguments(
-    "register_statistic",
-    low=Number(example=0.0),
-    high=Number(example=1.0),
-    of_labels=FLAG,
+    "register_statistic", low=Number(example=0.0), high=Number(example=1.0), of_labels=FLAG
 )
 # The registered statistics, by name.
 FURTHER: dict[str, RowStatistic] = {}
@@ -102,8 +99,8 @@ def register_statistic(
     r"""Register a function as a statistic, whose mean over rows every comparison of predictions computes.
 
     The mean, with standard error and interval, is in `Comparison.further` under `name`, and in every report. Gates can
-    limit the mean: ``--fail-above NAME=LIMIT`` and ``NAME.value=LIMIT``. Comparisons that know only some classes, such
-    as comparisons with a reference file, leave the statistic out.
+    limit the mean: ``--fail-above NAME=LIMIT`` and ``NAME.value=LIMIT``. Comparisons with only some classes, such as
+    comparisons with a reference file, do not compute the statistic.
 
     Arguments:
         name: the name of the statistic, a Python identifier that no other statistic has.

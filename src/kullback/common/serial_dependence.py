@@ -36,8 +36,8 @@ Kind = Literal["blocks", "period", "uneven", "pattern", "repeats"]
 FEWEST_BLOCKS = 10
 # The smallest number of rows to test, and the largest number of rows in the search for a period.
 _FEWEST_ROWS, _MOST_ROWS_FOR_PERIOD = 20, 1 << 16
-# The smallest block length in autocorrelation times; the largest multiple of this length; and the number of blocks that
-# must remain if blocks are longer than the smallest length. The variance of block means is 10 % too small for blocks of
+# The smallest block length in autocorrelation times, the largest multiple of this length, and the number of blocks that
+# must remain if blocks are longer. The variance of block means is 10 % too small for blocks of
 # 5 autocorrelation times, and 4 % too small for blocks of 12.
 _FEWEST_TIMES_IN_A_BLOCK, _MOST_TIMES, _USUAL_BLOCKS = 5.0, 2.4, 20
 # V_L is measured only for lengths with at least this many blocks.
@@ -46,8 +46,8 @@ _FEWEST_COMPARED = 8
 _FALSE_ALARMS = 1e-4
 # Scores have the standard deviation 1. Residuals with a standard deviation up to this number count as constant.
 _ROUNDING = 1e-6
-# The largest number of columns (this number of random directions replaces more columns), the number of categories that
-# get their own score, and the number of random halves of the categories.
+# The largest number of columns, the number of categories that get their own score, and the number of random halves of
+# the categories. This number of random directions replaces more columns.
 _MOST_COLUMNS, _MOST_CATEGORIES, _HALVES = 32, 8, 8
 # The correlation of a grid's lines that are half of all rows apart is below this fraction of the correlation of
 # neighboring lines.
@@ -114,8 +114,8 @@ class SerialDependence:
 def number_scores(x: Floats) -> Floats:
     """Convert numbers of shape (n, d) to scores of shape (n, c), for the measurement of their dependence.
 
-    The scores are the ranks of each unsorted column (or of random directions, if there are many columns), and then the
-    distances of the ranks from the middle. Sorted columns are left out: any column can be sorted, so the order of a
+    The scores are the ranks of each unsorted column, and then the distances of the ranks from the middle. Random
+    directions replace many columns. Sorted columns are left out: any column can be sorted, so the order of a
     sorted column is no evidence of dependence.
     """
     x = x[:, ~((x[1:] >= x[:-1]).all(0) | (x[1:] <= x[:-1]).all(0))]
@@ -282,7 +282,7 @@ def _drifts(scores: Floats, period: int) -> bool:
 def block_length(
     rows: int, time: float, least: float = _FEWEST_TIMES_IN_A_BLOCK, blocks: int = _USUAL_BLOCKS
 ) -> int:
-    """Return the block length at which block means are nearly independent, from the autocorrelation time."""
+    """Return the block length that makes block means nearly independent, from the autocorrelation time."""
     return math.ceil(time * min(max(rows / time / blocks, least), _MOST_TIMES * least))
 
 
@@ -311,11 +311,7 @@ def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | 
         return None
     # A sum of ranks with random weights is equal only for equal rows.
     weights = np.random.default_rng(0).uniform(1, 2, x.shape[1])
-    key = (
-        x[:, 0]
-        if x.shape[1] == 1
-        else sum(w * _ranks(column) for w, column in zip(weights, x.T, strict=True))
-    )
+    key = x[:, 0] if x.shape[1] == 1 else sum(map(np.multiply, weights, map(_ranks, x.T)))
     _, first, labels, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     again = counts[counts > 1]
     if again.sum() < _LEAST_REPEATED * n or len(again) < FEWEST_BLOCKS or again.max() > 8 * np.median(again):
@@ -450,7 +446,7 @@ def _period(scores: Floats, shape: tuple[Floats, Floats]) -> _Period | None:
     for column, bound in zip(scores.T, limits, strict=True):
         spectrum = np.fft.rfft(column, size)
         correlation = np.fft.irfft(np.square(np.abs(spectrum)), size)[: lags + 1] / pairs
-        # The first lag at which rows are no longer correlated.
+        # The first lag without correlation between rows.
         near = int(np.argmax(correlation < 2 / math.sqrt(n)))
         # The standard error of an autocorrelation of dependent rows (On the theoretical specification and sampling
         # properties of autocorrelated time-series, Bartlett, 1946).

@@ -218,8 +218,8 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     derivative of torch's trigamma is slow.
 
     Returns:
-        whether x is below `_FAR`; x clamped to the range from `_TINY` to `_FAR`; the clamped x plus 0, 1, ..., 9, in a
-        new last dimension; and 1 / x after the shift.
+        whether x is below `_FAR`; x clamped to the range from `_TINY` to `_FAR`; this x plus 0, 1, ..., 9 in a new last
+        dimension; and 1 / x after the shift.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)
@@ -281,13 +281,8 @@ def _since_one(
 ) -> Tensor:
     """Return f(1 + b) - f(1) for a function f, with full precision for small b; for b of 0.5 or more, return `far`.
 
-    For smaller b, the result is the sum of ten terms of a recurrence of f, plus the integral of f' from 11 to 11 + b.
-
-    Arguments:
-        b: the distances from 1, non-negative.
-        term: a function of k and b that returns the term k of the recurrence for f(1 + b) - f(1).
-        derivative: the derivative f'.
-        far: f(1 + b) - f(1) as computed by the plain formula.
+    For smaller b >= 0, the result is the sum of ten terms of a recurrence for f(1 + b) - f(1), plus the integral of the
+    `derivative` f' from 11 to 11 + b. `term` is a function of the number of the term and b.
     """
     near = b < 0.5
     c = torch.where(near, b, 0)

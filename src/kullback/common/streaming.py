@@ -157,12 +157,7 @@ class QuantileSketch:
         DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees (Masson, Rim and Lee, 2019)
     """
 
-    def __init__(
-        self,
-        state: SketchState | None = None,
-        *,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, state: SketchState | None = None, *, device: torch.device | str = "cpu") -> None:
         if state is None:
             edges = _grid_edges(torch.device(device))
             counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)

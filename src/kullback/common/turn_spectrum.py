@@ -28,7 +28,7 @@ from kullback.common.arrays import Floats
 # `tests/common/test_turn_spectrum.py` and `tests/estimators/test_dependence.py` measure false alarms and detection with
 # the constants of this file.
 
-# The smallest number of rows between two turns, the smallest number of turns, and the most rows that are examined.
+# The smallest number of rows between two turns, the smallest number of turns, and the largest number of examined rows.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
 # Higher frequencies are not examined, because the density with gaps is flat there.
 _HIGHEST_FREQUENCY = 0.2
@@ -55,8 +55,8 @@ def spectral_turns(*sides: Floats, searches: int = 1, regular: int = 0) -> int |
     Arguments:
         sides: the scores of the rows of one or two data sets, shape (rows, columns).
         searches: the number of searches, such as one for each column of a table. More searches need more evidence.
-        regular: the period of another explanation of the dependence: sources that return after `regular` rows and miss
-            no turn. 1 if neighboring rows are similar; 0 for no such explanation.
+        regular: the period of another explanation: sources that return after `regular` rows and miss no turn. It is 1
+            if neighboring rows are similar, and 0 without such an explanation.
     """
     longest = min(max(map(len, sides)), _MOST_ROWS)
     if longest < 2 * _FEWEST_TURNS * _FEWEST_BETWEEN:

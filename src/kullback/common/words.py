@@ -19,7 +19,7 @@ DIVERGENCE_NAMES = ("kl_pq", "kl_qp", "js", "tv")
 TABLE_DIVERGENCE_NAMES = ("psi", *DIVERGENCE_NAMES)
 # A row whose true class is unknown has this label; torch's cross_entropy ignores rows with this label.
 NO_LABEL = -100
-# A remark of a source that begins with this word stands in the short output too.
+# The short output includes the remarks of a source that begin with this word.
 WARNING = "warning: "
 # These fields of a batch replace a teacher. The first two contain the teacher's most probable tokens, shape (...,
 # tokens, k). The third, which may be missing, contains the true token that each row predicts, shape (..., tokens).

@@ -12,8 +12,8 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import as_tensor, can_inspect, whole_from
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.checks import findings_of
-from kullback.diagnosis.class_axes import ClassAxes
 from kullback.diagnosis.diagnosis_result import Diagnosis, TensorSummary, conclude
+from kullback.diagnosis.shapes import ClassAxes
 from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
 from kullback.errors import invalid_type, invalid_value, safe_repr

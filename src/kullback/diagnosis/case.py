@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL
-from kullback.diagnosis.class_axes import ClassAxes, axes_of_maps
 from kullback.diagnosis.reading import Reading, Role, are_independent
 from kullback.diagnosis.scan import Index, Occurrences
-from kullback.diagnosis.shapes import Repair, fit, labels_of
+from kullback.diagnosis.shapes import ClassAxes, Repair, axes_of_maps, fit, labels_of
 from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
 from kullback.losses.reduction import Reduction
 
@@ -19,7 +18,7 @@ from kullback.losses.reduction import Reduction
 class Case:
     """The arguments of a call and the facts about them; P is `target`, and Q is `input`.
 
-    `paired` contains both tensors after `repair`, so that their rows match. `axes` has the dimensions of the classes.
+    `paired` contains both tensors with matching rows, after `repair`. `axes` has the dimensions of the classes.
     If both tensors are normalized only along another dimension, `axes` is that dimension. Several dimensions are joined
     to the dimension `dim` of `input` and `target`. `forward` is KL(target || input), and `backward` is KL(input ||
     target).
@@ -89,10 +88,8 @@ class Case:
         if self.axes.are_several:  # joining changes the numbers of all dimensions before `dim`
             return other if other > dim else None
         self.axes = ClassAxes((other,))
-        self.read_input, self.read_target = (
-            Reading(a, other, self._roles[0]),
-            Reading(b, other, self._roles[1]),
-        )
+        self.read_input = Reading(a, other, self._roles[0])
+        self.read_target = Reading(b, other, self._roles[1])
         return other
 
     @property

@@ -21,8 +21,8 @@ _Subject = TypeVar("_Subject")
 class Check(Generic[_Subject]):
     """A check of a subject, which is the call or one of its arguments.
 
-    There is a finding if `when` returns a true value. Code, message and remedy are templates, in which `it` is the
-    subject. A message or remedy that needs more than attributes of the subject is a function of the subject.
+    There is a finding if `when` returns a true value. Code, message and remedy are templates; `it` is the subject. A
+    message or remedy that needs more than attributes of the subject is a function of the subject.
     """
 
     code: str

@@ -32,11 +32,8 @@ class Reading(Scan):
     `representation` is the content, and `why` the evidence. `other_dim` is another dimension along which every row is
     normalized, if rows along the dimension of the classes are not normalized.
 
-    Arguments:
-        x: the tensor, which is not empty.
-        dim: the dimension of the classes.
-        role: the facts about the argument. If the argument needs logarithms, a tensor of zeros counts as logits.
-        are_labels: whether the entries are class indices.
+    The tensor `x` is not empty. If its `role` needs logarithms, a tensor of zeros counts as logits. With `are_labels`,
+    the entries are class indices.
     """
 
     def __init__(self, x: Tensor, dim: int, role: Role, *, are_labels: bool = False) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.kernels.blocks import elements_of_block
+from kullback.kernels.row_operation import elements_of_block
 from kullback.representations import SUM_TOLERANCE
 
 Index = tuple[int, ...]

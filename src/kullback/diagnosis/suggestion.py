@@ -9,8 +9,8 @@ import torch
 
 from kullback.common.words import NO_LABEL
 from kullback.diagnosis.case import Case
-from kullback.diagnosis.class_axes import ClassAxes
 from kullback.diagnosis.reading import Reading
+from kullback.diagnosis.shapes import ClassAxes
 from kullback.losses.reduction import Reduction
 
 _NAMES = ("input", "target")
@@ -71,13 +71,9 @@ def suggest(case: Case) -> Suggestion | None:
     if case.labels and a and not several:
         is_clear = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
         return _cross_entropy(case, case.labels, a) if is_clear else None
-    if (
-        not (case.paired and a and b)
-        or case.classes == 1
-        or "nothing" in (a.representation, b.representation)
-    ):
+    if not (case.paired and a and b) or case.classes == 1:
         return None
-    if several and not case.repair.keeps_entries:
+    if "nothing" in (a.representation, b.representation) or (several and not case.repair.keeps_entries):
         return None
     if case.are_independent:
         return _independent_labels(case, (a, b))

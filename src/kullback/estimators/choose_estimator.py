@@ -108,7 +108,7 @@ def estimate_from_samples(
 def _notes_on_values(p: object, q: object, ends: tuple[Any, Any] | None) -> list[str]:
     """Return notes on draws that were made equal, and on categories with few draws each.
 
-    Integers with so many values may be amounts. Vectors that leave the interval open have fewer values if some of their
+    Integers with many values may be amounts. Vectors that leave the interval open have fewer values if some of their
     components are left out.
     """
     notes: list[str] = []

@@ -44,7 +44,7 @@ _UNLIKE = 1.5
 # In pairs, blocks have at least `_SHORTEST_IN_PAIRS` autocorrelation times, and are longer if at least `_PAIRS` pairs
 # remain.
 _SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
-# The largest number of scores of categories in which sources that miss turns are searched for.
+# The search for sources that miss turns uses at most this number of scores of categories.
 _MOST_SCORES = 32
 
 

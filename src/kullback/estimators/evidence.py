@@ -75,7 +75,7 @@ class Evidence(ShortRepr):
         beyond: a function that takes half the width of the interval and returns the `Shift` of the upper limit for
             regions without draws.
         remarks: notes that follow the note of `beyond`, or a function of the upper limit that returns these notes.
-        groups: the number of independent groups from which the error was computed, for the quantile of Student's t. By
+        groups: the number of independent groups behind the error, for the quantile of Student's t. By
             default, it is the number of clusters if the draws have clusters; otherwise the quantile is normal.
         rate: the number r in a lower bound on the variance: the estimate of a divergence t has a variance of at least
             r t + `error`^2.

@@ -74,8 +74,8 @@ def log_ratio(
 
     The weights :math:`w_i` have sum 1. Without `log_r`, they are the weights of the `Samples`, which are equal by
     default. If the draws come from a proposal R, pass `log_r`; the weights are then multiplied by :math:`p / r`. The
-    coefficient c that minimizes the variance is fitted in each half of the draws and used in the other half. c is 0 in
-    three cases: there are fewer than 50 draws; :math:`q / p` may have an infinite variance or a mean other than 1; or
+    coefficient c that minimizes the variance is fitted in each half of the draws and used in the other half. c is 0
+    with fewer than 50 draws, and if :math:`q / p` may have an infinite variance or a mean other than 1. c is also 0 if
     the control variate :math:`q / p - 1` explains less than three quarters of the variance of d. The limits of the
     interval allow for the unobserved tails of the terms, by extrapolation beyond the outermost draws.
 
@@ -84,8 +84,8 @@ def log_ratio(
 
     Arguments:
         x: n draws of P, or of R, with their weights and clusters, if any.
-        log_p: the normalized log-density or log-probability of P, in nats: a tensor of n numbers, or a function such
-            as ``distribution.log_prob`` that is called with ``x.tensor``, shape (n, d).
+        log_p: the normalized log-density or log-probability of P, in nats: a tensor of n numbers, or a function of
+            ``x.tensor``, shape (n, d), such as ``distribution.log_prob``.
         log_q: the log-density of Q, in the same form as `log_p`. If a draw has the log-density ``-inf``, KL is
             infinite.
         log_r: the log-density of the proposal R, in the same form as `log_p`; by default R is P.

@@ -165,9 +165,9 @@ def ends_from_counts(
     .. math:: p_\theta \propto \hat p\, e^{\theta d}, \quad d = \log \hat p / q,
 
     which contains the proportions :math:`\hat p` (:math:`\theta = 0`) and Q (:math:`\theta = -1`). A value of
-    :math:`\theta` is rejected if the sample mean of d differs from the mean of d under :math:`p_\theta` by more than
-    `quantile` standard errors, computed under :math:`p_\theta`. At the limit at which :math:`p_\theta` makes rare
-    categories rarer, the test has a continuity correction of half a draw. For the lower limit, all categories without
+    :math:`\theta` is rejected if the mean of d in the sample and under :math:`p_\theta` differ by more than `quantile`
+    standard errors, computed under :math:`p_\theta`. At the limit where :math:`p_\theta` makes rare categories rarer,
+    the test has a continuity correction of half a draw. For the lower limit, all categories without
     draws together get half a draw. For the upper limit, only the category among these with the smallest q gets half a
     draw. The distances of the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is
     at least the limit from `_near_q`.
@@ -307,7 +307,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the theta nearest to 0 among those of sign `sign` that `number` draws reject; 0 if d is constant."""
+        """Return the theta of sign `sign` nearest to 0 that `number` draws reject; 0 if d is constant."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0

@@ -3,7 +3,7 @@ r"""KL(P || Q) from draws of P and the known density of Q: the cross-entropy min
 .. math:: \mathrm{KL}(P \| Q) = -H(P) - E_P[\log q]
 
 The second term is estimated by a mean over the draws. For the first term, :math:`\log p` is estimated at each draw. So
-the estimate is a single mean of the differences :math:`\log p - \log q`, in which common variation cancels.
+the estimate is a single mean of the differences :math:`\log p - \log q`, and their common variation cancels.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def from_density(
     For categories, :math:`\widehat{\log p}(x_i)` comes from the count of the category, and :math:`\hat b` is the
     contribution of categories without draws. For categories, the limits are like Wilson's limits for proportions, and
     allow for the categories without draws. If Q is a distribution on unbounded integers, the categories without draws
-    are the neighbors of observed integers; for other integers, the tail of log q is extrapolated.
+    are the neighbors of observed integers. For other integers, the tail of log q is extrapolated.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -115,11 +115,10 @@ def from_density(
         generator: not used, because the seed of the references depends on the draws alone.
 
     Returns:
-        the estimate in nats. The estimate is infinite, with a note, in three cases: Q has density 0 at a draw; P has an
-        atom; or all draws of P are in a plane or on a surface, and Q is not. If Q is on the simplex, such as a
-        Dirichlet, densities are with respect to all components except the last. The upper limit is infinite, with a
-        note, in two cases: the tail of log(p / q) is so heavy that its mean may be infinite, or the limit from the
-        draws alone is below 0.
+        the estimate in nats. The estimate is infinite, with a note, if Q has density 0 at a draw or P has an atom. It
+        is also infinite if all draws of P are in a plane or on a surface, and Q is not. If Q is on the simplex, such as
+        a Dirichlet, densities are with respect to all components except the last. The upper limit is infinite, with a
+        note, if the tail of log(p / q) may have an infinite mean, or if the limit from the draws alone is below 0.
 
     Raises:
         ArgumentValueError: there are too few draws, a draw is infinite, or the shapes of `p` and `q` do not fit. The
@@ -294,8 +293,8 @@ def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
 def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
     """Return a note on an infinite KL if P is in a plane or on a surface and Q is not; otherwise an empty string.
 
-    If P and Q are in the same plane or on the same surface, an error is raised: the density of Q may refer to any
-    coordinates on the surface.
+    An error is raised if P and Q are in the same plane or on the same surface, because Q's density may refer to any
+    coordinates there.
     """
     points = _coordinates(q, p.x)[0]
     with seeded(int(rng.integers(2**31))):

@@ -80,7 +80,7 @@ class PermutationStatistics(ABC):
     def of_labels(self, from_p: Flags) -> Array:
         """Return the statistics of several labelings, shape (rows, statistics).
 
-        `from_p`, shape (rows, draws), says which draws count as draws of P in each labeling.
+        `from_p`, shape (rows, draws), is True for the draws that count as draws of P in each labeling.
         """
 
     def observed(self, labeling: Labeling) -> Array:

@@ -69,8 +69,8 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
 
     An error is raised if the sides have different numbers of components, if one side is categories and the other
     numbers, or if only one side has labels. An error is also raised for weights that look like counts. If `finite`,
-    three things are done in addition: infinite draws raise an error, draws that differ by rounding errors only become
-    equal, and columns of huge or tiny values are rescaled.
+    infinite draws raise an error, too. Draws that differ by rounding errors only become equal, and columns of huge or
+    tiny values are rescaled.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q

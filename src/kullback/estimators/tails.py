@@ -78,7 +78,7 @@ def heaviness(values: Array) -> float:
 
 
 def tail_allowance(terms: Array, shares: Array, number: float) -> float:
-    """Return the amount by which the true mean of terms may exceed the sample mean because of an unobserved tail.
+    """Return the possible excess of the true mean of terms over the sample mean, because of an unobserved tail.
 
     A generalized Pareto distribution is fitted to the largest terms. The mean of this distribution is computed with a
     shape one standard error above the fitted shape. If this shape is 1 or more, the result is infinite. `shares` has
@@ -129,8 +129,8 @@ _SEVERAL = 3
 _FALSE_ALARMS = 0.05
 # P's mass in a gap between neighboring draws of Q is compared with P's mass in this number of gaps around the gap.
 _NEIGHBORING_GAPS = 20
-# P's draws outside Q's range add nothing to KL if, for P = Q, at least as many draws would be outside with a
-# probability of `_BY_CHANCE` or more.
+# P's draws outside Q's range add nothing to KL if chance explains them: for P = Q, as many draws or more would be
+# outside with a probability of at least `_BY_CHANCE`.
 _BY_CHANCE = 0.3
 # If log(p / q) is smooth, P(X > t) is assumed to decrease at least as fast as Q(Y > t)^`_SLOWEST`.
 _SLOWEST = 0.2

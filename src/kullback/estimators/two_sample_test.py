@@ -29,8 +29,7 @@ from kullback.estimators.permutations import (
 from kullback.estimators.registry import checked, seed_of
 from kullback.generators import KL
 from kullback.representations import Counts
-from kullback.results.estimate import Estimate
-from kullback.results.two_sample_test import TwoSampleTest
+from kullback.results.estimate import Estimate, TwoSampleTest
 from kullback.samples import Samples
 
 Float32s: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -61,11 +60,11 @@ NARROW = 1 / 16
 FARTHEST = 1e15
 # The weight of each statistic; statistics for shifts have the largest weights, because shifts are the most frequent
 # differences. Each statistic is needed in a case of benchmarks/bench_two_sample.py. Without the statistic, the power in
-# this case decreases as follows: energy of numbers 58 to 43 %, spread_of_ranks 93 to 55 %, chi_squared 96 to 4 %,
-# anderson_darling 57 to 50 %, skewness_of_ranks 65 to 17 %; shift 80 to 60 %, spread 82 to 25 %, products 96 to 25 %,
-# nearest_neighbors 94 to 88 %, narrow_kernel 100 to 38 %, tails 22 to 15 %, energy or kernel of vectors 79 to 75 %.
-# The numbers of anderson_darling come from 200 repetitions, those of skewness_of_ranks and tails from 60, and those of
-# narrow_kernel from 40. The others were measured before these four statistics existed.
+# this case decreases. It decreases for energy of numbers from 58 to 43 %, spread_of_ranks 93 to 55 %, chi_squared 96 to
+# 4 %, anderson_darling 57 to 50 %, and skewness_of_ranks 65 to 17 %. For vectors, it decreases for shift from 80 to
+# 60 %, spread 82 to 25 %, products 96 to 25 %, nearest_neighbors 94 to 88 %, narrow_kernel 100 to 38 %, tails 22 to
+# 15 %, and energy or kernel 79 to 75 %. The benchmark had 200 repetitions for the numbers of anderson_darling, 60 of
+# skewness_of_ranks and tails, and 40 of narrow_kernel. The others were measured before these four statistics existed.
 WEIGHTS = {
     "likelihood_ratio": 1.0,
     "anderson_darling": 3.0,
@@ -452,7 +451,7 @@ def _standard_scores(points: Array) -> Float32s:
 def _moments(points: Array, scores: Float32s) -> dict[str, Float32s]:
     """Return the log-distances of the points from the center, and products of two components' normal scores.
 
-    The products are those of the scores, and those of the centered absolute scores.
+    Both the scores and the centered absolute scores are multiplied.
     """
     n, d = points.shape
     square = np.square(points - np.median(points, axis=0)).sum(1, keepdims=True)

@@ -31,11 +31,17 @@ from kullback.errors import (
     invalid_value,
     safe_repr,
 )
-from kullback.fitting.default_start import start_of
 from kullback.fitting.em import best_start
 from kullback.fitting.exact_fit import nearest
-from kullback.fitting.fit_result import Fit, FitError
-from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer, as_answer, minimized
+from kullback.fitting.fit_result import (
+    Fit,
+    FitError,
+    FitProblem,
+    FitSettings,
+    MethodAnswer,
+    as_answer,
+    minimized,
+)
 from kullback.fitting.modules import fit_module
 from kullback.fitting.objective import (
     DivergenceObjective,
@@ -45,7 +51,7 @@ from kullback.fitting.objective import (
     is_categorical,
 )
 from kullback.fitting.optimize import Minimum, lower_of
-from kullback.fitting.starts import other_starts
+from kullback.fitting.starts import other_starts, start_of
 from kullback.fitting.stochastic import fit_by_draws
 from kullback.fitting.unconstrained import Values, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence
@@ -93,8 +99,8 @@ def fit(
             that require a gradient are free parameters. For a class such as ``Normal``, the start is the member with
             the smallest KL(to || q). For an ``nn.Module`` whose forward takes no arguments and returns a distribution,
             the parameters of the module are changed in place.
-        to: the target: a distribution of torch or a frozen distribution of SciPy; `Samples`; `Probs`, `Logits`,
-            `LogProbs` or `Counts`; or a function from points to the logarithm of a density, up to a constant.
+        to: the target: a distribution of torch or SciPy (frozen), `Samples`, `Probs`, `Logits`, `LogProbs`, `Counts`,
+            or a function that maps points to the logarithm of a density, up to a constant.
         kind: the divergence, or its name; `KL()` by default. If `to` is a log-density, `kind` must be `ReverseKL()`,
             which is then the default.
         fixed: the names of fixed parameters of q, such as ``("loc",)``, or with the full path, such as
@@ -200,7 +206,6 @@ _ARGUMENTS = Arguments(
 
 
 def _checked(settings: FitSettings) -> FitSettings:
-    """Return the settings, with numbers converted to int and float; raise if a value is not accepted."""
     return settings._replace(**_ARGUMENTS.check(**dict(zip(settings._fields, settings, strict=True))))
 
 
@@ -268,7 +273,6 @@ def _as_categorical(x: Representation) -> Categorical:
 
 
 def _family_of(q: Any) -> Distribution:
-    """Return the user's start `q` as a distribution of torch."""
     if isinstance(q, Logits | LogProbs):
         return Categorical(logits=q.tensor.detach().movedim(q.dim, -1), validate_args=False)
     if isinstance(q, Probs):
@@ -303,28 +307,18 @@ def _common_shape(q: Distribution, to: Distribution) -> torch.Size:
 def _objective(target: Any, kind: Divergence) -> Objective:
     if isinstance(target, Distribution):
         return DivergenceObjective(target, kind)
-    if isinstance(target, Samples):
-        if not isinstance(kind, KL):
-            raise invalid_value(
-                "fit",
-                "kind",
-                wanted="KL() for Samples, whose density is unknown",
-                got=repr(kind),
-                instead="kind=KL(), which is maximum likelihood",
-            )
-        return LikelihoodObjective(target)
-    if not isinstance(kind, ReverseKL):
-        raise invalid_value(
-            "fit",
-            "kind",
-            wanted="ReverseKL() for a log-density, which has no draws",
-            got=repr(kind),
-            instead="kind=ReverseKL(), which maximizes the ELBO",
-        )
-    return ElboObjective(target)
+    is_drawn = isinstance(target, Samples)
+    if not isinstance(kind, KL if is_drawn else ReverseKL):
+        wanted = "KL() for Samples, whose density is unknown"
+        instead = "kind=KL(), which is maximum likelihood"
+        if not is_drawn:
+            wanted = "ReverseKL() for a log-density, which has no draws"
+            instead = "kind=ReverseKL(), which maximizes the ELBO"
+        raise invalid_value("fit", "kind", wanted=wanted, got=repr(kind), instead=instead)
+    return LikelihoodObjective(target) if is_drawn else ElboObjective(target)
 
 
-# ---- The methods, in the order in which method="auto" tries them.
+# ---- The methods, in the order of method="auto".
 
 
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:

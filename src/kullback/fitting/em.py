@@ -26,7 +26,7 @@ from kullback.common.progress import progress_bar
 from kullback.common.special import safe_log
 from kullback.errors import invalid_value
 from kullback.fitting.exact_fit import matched_like, normalized_weights
-from kullback.fitting.method_answer import FitProblem
+from kullback.fitting.fit_result import FitProblem
 from kullback.fitting.objective import log_prob_of_draws
 from kullback.fitting.targets import DrawsTarget, nodes_of
 from kullback.fitting.unconstrained import Family
@@ -170,7 +170,6 @@ def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStar
 
 
 def _spread(data: Samples) -> Tensor:
-    """Return the standard deviation of the data in each dimension."""
     x, weights = upcast(data.tensor), normalized_weights(data)
     d = x - torch.tensordot(weights, x, 1)
     return torch.tensordot(weights, d * d, 1).sqrt().clamp(min=1e-300)

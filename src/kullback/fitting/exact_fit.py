@@ -1,8 +1,8 @@
 r"""The member of an exponential family with the smallest KL(P || Q), in closed form.
 
-Under this member, the sufficient statistics T have the same means as under P:
-:math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters :math:`\eta`,
-and the derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 at the minimum. This module has formulas for families of classes,
+Under this member, the sufficient statistics T have the same means as under P. The divergence
+:math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters :math:`\eta`.
+The derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 at the minimum. This module has formulas for families of classes,
 vectors and matrices; families of numbers have their formulas in `kullback.pairs.families`.
 
 Information Theory and Statistics (Kullback, 1959), chapter 3; Estimating a Dirichlet distribution (Minka, 2000)
@@ -51,13 +51,7 @@ def nearest(
     """Return the free parameters with the smallest KL(to || q), and whether all parameters are in their ranges.
 
     The parameters are float64 tensors with values rounded to the dtype of the start. Without a formula, the results are
-    None and False.
-
-    Arguments:
-        q: the start, in float64, with the batch shape of the fit.
-        to: the target, in float64.
-        family: the free and fixed parameters of q.
-        fixed: the names of fixed parameters.
+    None and False. `q` is the start, with the batch shape of the fit; `q` and `to` are in float64.
     """
     parameters = _parameters(q, to, fixed)
     if parameters is None or not family.free.keys() <= parameters.keys():
@@ -96,7 +90,7 @@ def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[st
 
 
 def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
-    """Return the parameters of q's family of numbers for which the sufficient statistics have the target's means.
+    """Return the parameters of q's family of numbers that give the sufficient statistics the target's means.
 
     Probabilities are returned as probs or as logits, like the parameters of q. The result is None without a formula.
     """
@@ -119,7 +113,7 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
 def _matched(
     family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
-    """Return the parameters for which the sufficient statistics of a family of numbers have the target's means.
+    """Return the parameters that give the sufficient statistics of a family of numbers the target's means.
 
     `start` has the parameters of the start, and `fixed` the names of the parameters that keep these values.
     """
@@ -161,7 +155,7 @@ def _classes(
 def _shares(draws: Samples, count: int, *, one_hot: bool) -> Tensor | None:
     """Return the relative frequency of each of `count` classes in draws; None if the draws are not such classes.
 
-    `one_hot` says whether a draw is a one-hot vector instead of the index of a class.
+    If `one_hot`, a draw is a one-hot vector instead of the index of a class.
     """
     weights, size = normalized_weights(draws), draws.tensor.shape[-1]
     if one_hot:

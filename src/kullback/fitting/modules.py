@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from kullback.common.bijective import check_bijective
 from kullback.errors import invalid_type, invalid_value
-from kullback.fitting.method_answer import (
+from kullback.fitting.fit_result import (
     FitSettings,
     MethodAnswer,
     as_answer,
@@ -27,7 +27,7 @@ from kullback.fitting.stochastic import descend
 from kullback.pairs.clone import upcast_copy
 
 # Above this number of parameters, the fit uses L-BFGS instead of a dense inverse Hessian, whose memory and time grow
-# with the square of the number of parameters.
+# with the square of this number.
 _MOST_DENSE = 500
 
 
@@ -96,7 +96,7 @@ def _summed(estimate: Any) -> Any:
 def _limited_memory(values: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
     """Return the minimum over many parameters by torch's L-BFGS.
 
-    Convergence is decided by the gradient g alone: g' g / 2 replaces the estimate g' H^-1 g / 2 of the difference
+    The gradient g alone decides convergence. The number g' g / 2 replaces g' H^-1 g / 2, the estimate of the difference
     between the value and the minimum.
     """
     function, u = value_and_gradient(values), start.clone()

@@ -18,6 +18,7 @@ from kullback.estimators.draws import shares_of, variance_of_sum
 from kullback.generators import KL, Divergence, ReverseKL
 from kullback.pairs import SolveOptions
 from kullback.pairs.densities.density import Density, Points, density_of
+from kullback.pairs.monte_carlo.log_densities import log_prob_inside
 from kullback.pairs.univariate import divergence_of_densities
 from kullback.representations import Representation
 from kullback.results.estimate import Estimate
@@ -176,19 +177,10 @@ def log_prob_of_draws(q: Distribution, draws: Samples) -> Tensor:
             got=f"{type(q).__name__} with events of shape {tuple(q.event_shape)}",
             instead=f"q with the event shape ({size},), such as Independent(Normal(loc, scale), 1)",
         )
-    shape = torch.broadcast_shapes(at.shape, (len(draws), *q.batch_shape, *q.event_shape))
-    at = at.expand(shape)
-    try:
-        inside = q.support.check(at)  # pyright: ignore[reportOptionalMemberAccess]
-    except NotImplementedError:
-        inside = torch.ones(shape[: len(shape) - len(q.event_shape)], dtype=torch.bool, device="cpu")
+    at = at.expand(torch.broadcast_shapes(at.shape, (len(draws), *q.batch_shape, *q.event_shape)))
     if isinstance(q, Uniform):  # torch's Uniform has the density 0 at the upper end of its support
         at = torch.where(at == q.high, q.low.to(at.dtype), at)
-    if bool(inside.all()):
-        return upcast(q.log_prob(at))
-    stand_in = q.sample((len(draws),)).to(at.dtype)
-    at = torch.where(inside.reshape(*inside.shape, *[1] * len(q.event_shape)), at, stand_in)
-    return torch.where(inside, upcast(q.log_prob(at)), -torch.inf)
+    return upcast(log_prob_inside(q, at))
 
 
 @dataclass(frozen=True)

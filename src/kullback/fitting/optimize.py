@@ -136,11 +136,8 @@ def _descended(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take quasi-Newton steps from u, append the values to `history`, and return the final points.
 
-    `f` and `g` are the values and the gradients at u, and `steps` is the largest number of steps.
-
-    Returns:
-        the final points, values and gradients; estimates of the differences between the values and the minima; and the
-        numbers of steps.
+    `f` and `g` are the values and the gradients at u, and `steps` is the largest number of steps. The result has the
+    final points, values and gradients, estimates of the differences to the minima, and the numbers of steps.
     """
     elements, size = u.shape
     identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
@@ -191,8 +188,8 @@ def _line_search(
     """Return step lengths that meet the weak Wolfe conditions, and the values and gradients after these steps.
 
     The length is 0 if no step along `direction` lowers the value. `f` and `g` are the values and the gradients at u,
-    `derivative` is the directional derivative at u, `t` the first length to try, and `active` a mask of the elements
-    that take a step.
+    and `derivative` is the directional derivative at u. `t` is the first length to try, and `active` is a mask of the
+    elements that take a step.
     """
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g
@@ -245,11 +242,7 @@ def _polished(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take Newton steps from u while they lower the value or the norm of the gradient, and return the final points.
 
-    `f` and `g` are the values and the gradients at u.
-
-    Returns:
-        the final points, values and gradients; estimates of the differences between the values and the minima; and the
-        numbers of steps.
+    `f` and `g` are the values and the gradients at u. The result is like that of `_descended`.
     """
     more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
     values, vectors = torch.linalg.eigh(_hessian(function, u))

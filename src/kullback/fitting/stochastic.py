@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +23,12 @@ from torch.distributions import Distribution
 from kullback.common.dtypes import upcast
 from kullback.common.progress import progress_bar
 from kullback.errors import NoRuleError, explain
-from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer
+from kullback.fitting.fit_result import FitProblem, FitSettings, MethodAnswer
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, Objective
 from kullback.generators import KL, ReverseKL
 from kullback.pairs.clone import detached
-from kullback.pairs.monte_carlo.normalization import check_normalized
-from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.monte_carlo.from_draws import check_normalized
+from kullback.pairs.sampling import drawing_from
 from kullback.results.estimate import Estimate
 
 # Adam's step size decreases from `_RATE` to `_LAST_RATE` along half a cosine. The parameters are unconstrained, for
@@ -69,22 +68,11 @@ def descend(
 ) -> Descent:
     """Take Adam's steps with a decreasing step size, and return the average of the last points as a `Descent`.
 
-    Arguments:
-        at: a function from unconstrained parameters to the distribution.
-        u: the unconstrained parameters of the start.
-        start: the distribution at the start.
-        objective: the function to minimize.
-        settings: the options of the fit.
+    `at` is a function from unconstrained parameters, such as `u` at the start, to the distribution.
     """
     terms = _terms_of(objective, start)
-    generator = settings.generator
-    drawing = (
-        nullcontext()
-        if generator is None
-        else DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-    )
     steps = settings.max_iterations
-    with drawing:
+    with drawing_from(settings.generator):
         before = _mean(objective, terms, start)
         first, second, average = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(u)
         history: list[Tensor] = []

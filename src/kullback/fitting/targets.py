@@ -21,15 +21,16 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.family import Means
-from kullback.pairs.integration.gauss_kronrod import (
+from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
+from kullback.pairs.integration.panels import (
     LINE,
     SAFETY,
     WEIGHTS_KRONROD,
+    Panels,
+    integrate,
     integrate_panels,
     panel_nodes,
 )
-from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
-from kullback.pairs.integration.panels import Panels, integrate
 
 # The relative error of quadrature must be near float64's rounding error, because the formulas subtract means from each
 # other. A batch element gets at most `_MOST_NODES` nodes. `benchmarks/panel_constants.py` chose the number of first
@@ -44,8 +45,6 @@ _MASS_ERROR = 1e-6
 # e^x underflows in float64 for x < _UNDERFLOW. A point with a log-density below _FAR_OUT is in the extreme tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
-# A statistic is a function of `Points` and of parameters. The last dimension of `Points` and of each parameter is the
-# dimension of the points.
 Statistic = Callable[..., Tensor]
 
 
@@ -57,47 +56,11 @@ class MeanTarget(ABC):
 
     @abstractmethod
     def mean(self) -> Tensor:
-        """Return E[x] in the batch shape, with full precision even if |E[x]| is many times the standard deviation."""
+        """Return `Means.mean`."""
 
 
 class FitTarget(MeanTarget, Means):
-    """A target for which the means of given functions can be computed."""
-
-    @abstractmethod
-    def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
-        """Return E[statistic(x, *parameters)].
-
-        Arguments:
-            statistic: a function of `Points` and of parameters that broadcast with the points.
-            parameters: tensors of the batch shape.
-            corner: the point at which the statistic or its derivative jumps, a tensor of the batch shape; None for a
-                smooth statistic.
-        """
-
-    def mean_log(self) -> Tensor:
-        return self.mean_of(_log_x)
-
-    def deviation(self, about: Tensor, *, of_log: bool = False) -> Tensor:
-        of = _log_x if of_log else _x
-        return self.mean_of(lambda at, center: (of(at) - center) ** 2, about).sqrt()
-
-    def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        return None
-
-    @abstractmethod
-    def median(self) -> Tensor:
-        """Return a median of the target, in the batch shape."""
-
-    def extreme(self, side: int) -> Tensor | None:
-        return None
-
-
-def _x(at: Points) -> Tensor:
-    return at.x
-
-
-def _log_x(at: Points) -> Tensor:
-    return at.log_above(0.0)
+    """A target that can compute the means of given functions."""
 
 
 class ContinuousTarget(FitTarget):
@@ -197,7 +160,7 @@ class IntegerTarget(MeanTarget):
 
 
 def _mean_of_integers(d: Distribution) -> Tensor:
-    """Return the mean of a distribution on the integers, also of Categorical, for which torch returns NaN."""
+    """Return the mean of a distribution on the integers, also of Categorical; torch returns NaN for it."""
     if isinstance(d, Categorical):
         probs = upcast(d.probs)
         return (probs * torch.arange(probs.shape[-1], device="cpu")).sum(-1)

@@ -144,12 +144,9 @@ def bijection_to(constraint: Any) -> Any:
 
 
 def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
-    """Return the `Family` of a distribution.
+    """Return the `Family` of the distribution at the start.
 
-    Arguments:
-        q: the distribution at the start.
-        fixed: the names of fixed parameters, such as ``"loc"``, or with the full path, such as
-            ``"component_distribution.loc"``.
+    `fixed` are names of parameters, such as ``"loc"``, or with the full path, as ``"component_distribution.loc"``.
     """
     leaves, make = _read(q, "")
     if fixed and (unknown := [name for name in fixed if not any(_is_named(path, name) for path in leaves)]):

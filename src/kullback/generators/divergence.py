@@ -71,7 +71,7 @@ def times(mass: Tensor, x: Tensor) -> Tensor:
 
 
 def finite(x: Tensor) -> Tensor:
-    """Return x with infinities replaced by 0. The derivative is 0 there too."""
+    """Return x with infinities replaced by 0. The derivative at an infinity is also 0."""
     return torch.where(x.isinf(), 0, x)
 
 

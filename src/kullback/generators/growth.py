@@ -1,8 +1,8 @@
 """The growth of a divergence as p / q goes to 0 or to infinity, and the corners of its terms.
 
 The growth decides whether a divergence of two distributions can be infinite. kullback's divergences state their growth.
-The growth of a user's divergence is measured from the terms q f(p / q). The measurement assumes that f, as p / q goes
-to 0 or to infinity, has a limit, or grows as a power of p / q or of log(p / q).
+The growth of a user's divergence is measured from the terms q f(p / q). The measurement assumes that f has a limit as
+p / q goes to 0 or to infinity, or grows as a power of p / q or of log(p / q).
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
 
 
 def corners_of(slope: Callable[[Tensor], Tensor]) -> tuple[Corner, ...]:
-    """Return the corners, at which `slope` jumps. `slope` is f' as a function of log(p / q).
+    """Return the corners: the points where `slope` jumps. `slope` is f' as a function of log(p / q).
 
     The search repeatedly halves each interval, and keeps the half with the larger change of f'.
     """

@@ -69,14 +69,7 @@ def of_tokens(
 
 
 def is_causal(call: str, causal: bool | None, shifted: bool | None, *, otherwise: bool) -> bool:
-    """Return whether labels are shifted by one.
-
-    Arguments:
-        call: the trainer, for messages.
-        causal: the user's setting; None to follow the model.
-        shifted: whether the model shifts labels; None if it is not known.
-        otherwise: the result if `causal` and `shifted` are None.
-    """
+    """Return whether labels are shifted by one: `causal`, else `shifted` (the model's way), else `otherwise`."""
     if causal and shifted is False:
         raise invalid_value(
             call,
@@ -250,9 +243,7 @@ class BatchLoss:
             return self.teacher(*inputs, **features)
 
     def _is_checked(self) -> bool:
-        """Return whether to check this batch. The checked batches have the numbers 1, 2, 4, 8 and so on, because an
-        error can begin during training.
-        """
+        """Return whether to check this batch: the batches 1, 2, 4, 8 and so on, because an error can begin late."""
         return self._batches & (self._batches + 1) == 0
 
     def _check_finite(self, sides: Mapping[str, Any], loss: Tensor) -> None:
@@ -286,10 +277,8 @@ class BatchLoss:
         counted: dict[str, Tensor | None],
         normalizer: Tensor | float | None,
     ) -> Tensor | float:
-        """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models.
-
-        With a normalizer, the loss is multiplied by the batch's number of tokens divided by the normalizer, so that the
-        losses of micro-batches add up.
+        """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models. A
+        normalizer divides the number of tokens, so that the losses of micro-batches add up.
         """
         auxiliary = outputs.get("aux_loss") if isinstance(outputs, Mapping) else None
         if not isinstance(auxiliary, Tensor):
@@ -313,9 +302,7 @@ class BatchLoss:
         return coefficient * auxiliary * share
 
     def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
-        """Return the argument of the loss that decides which positions count: the labels or, without labels, the
-        mask.
-        """
+        """Return the argument of the loss that decides which positions count: the labels, else the mask."""
         if inputs.get("shift_labels") is not None:  # collators that pack sequences make this field
             return {"labels": inputs["shift_labels"]}
         labels = inputs.get("labels")
@@ -361,10 +348,8 @@ class BatchLoss:
             raise self._shifted("teacher_labels", got)
 
     def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
-        """Raise if stored predictions list the token at their position significantly more often than the next token.
-
-        Servers list the true token together with the most probable tokens. So such rows are predictions of the token at
-        their position.
+        """Raise if stored predictions list their own token significantly more often than the next one: servers list the
+        true token too, so such rows predict their own token.
         """
         counted = (indices >= 0).any(-1)
         counted[..., -1:] = False
@@ -408,9 +393,7 @@ class BatchLoss:
     def _side(
         self, side: str, run: Callable[..., Any], module: Any, features: Features, keep_logits: bool
     ) -> tuple[dict[str, Tensor | TopK], Any]:
-        """Return a dict of a side's hidden states and head, named like the loss's arguments, and the model's
-        outputs.
-        """
+        """Return a side's hidden states and head by the names of the loss's arguments, and the model's outputs."""
         assert isinstance(self.loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
         head = ModelHead.of(self.call, side, without_wrappers(module))
         # The logits of the last position suffice to check that the head makes the model's logits.
@@ -425,8 +408,6 @@ class BatchLoss:
 
 
 def _sign_test(more: int, fewer: int) -> float:
-    """Return an upper bound of the probability of `more` heads in `more` + `fewer` tosses of a fair coin (Chernoff,
-    1952).
-    """
+    """Return an upper bound of the probability of so many heads in tosses of a fair coin (Chernoff, 1952)."""
     n = more + fewer
     return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))

@@ -71,9 +71,7 @@ def _shared(tensors: Mapping[str, Tensor], others: Iterable[Tensor]) -> list[str
 
 
 def _storage(x: Tensor) -> int:
-    """Return the address of a tensor's storage; 0 for a tensor whose storage has no address, such as a sharded
-    tensor.
-    """
+    """Return the address of a tensor's storage; 0 for a tensor without an address, such as a sharded tensor."""
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided
     return x.untyped_storage().data_ptr() if is_plain and not x.is_meta else 0
 
@@ -119,9 +117,7 @@ def _listed(names: list[str]) -> str:
 
 @contextmanager
 def evaluating(teacher: torch.nn.Module) -> Generator[None]:
-    """Run the teacher in evaluation mode. Afterwards, modules return to training mode if they were in it, because the
-    student may share them.
-    """
+    """Run the teacher in evaluation mode, and restore the mode of each module, which the student may share."""
     training = [module for module in teacher.modules() if module.training]
     for module in training:
         module.training = False

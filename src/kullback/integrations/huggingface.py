@@ -52,7 +52,7 @@ def compute_loss_func(
         ArgumentTypeError: `loss` is not a `DistillationLoss`.
         ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or its `ignore_index` is not
             -100, the label that the Trainer does not count. At the call, the outputs contain no logits of the teacher,
-            `causal` does not fit the outputs, or a loss with ``vocabulary="mask"`` is +inf because a side lacks
+            or `causal` does not fit the outputs. A loss with ``vocabulary="mask"`` is +inf because a side lacks
             classes.
 
     Gradient:
@@ -138,11 +138,11 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
-            the teacher shares trainable parameters with the model, or `causal` is True for a model that does not shift
-            labels. At a batch, the loss does not fit the models, or a loss with ``vocabulary="mask"`` is +inf because a
-            side lacks classes. Without a teacher, the batch contains no stored predictions, or predictions of other
-            tokens.
+        ArgumentValueError: `loss` has a reduction other than ``"mean"`` and ``"sum"``, or an `ignore_index` other than
+            -100. The teacher shares trainable parameters with the model, or `causal` is True for a model that does not
+            shift labels. At a batch, the loss does not fit the models, or a loss with ``vocabulary="mask"`` is +inf
+            because a side lacks classes. Without a teacher, the batch contains no stored predictions, or predictions of
+            other tokens.
         OptionalDependencyError: transformers or accelerate is not installed.
 
     Gradient:
@@ -234,9 +234,7 @@ def loss_of_batch(
 
 
 def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:
-    """Return the factor for a loss that was divided by the tokens of all processes, because the processes average their
-    gradients.
-    """
+    """Return the factor that undoes the average over processes of a loss divided by the tokens of all."""
     if trainer.args.n_gpu > 1:
         raise invalid_value(
             type(trainer).__name__,

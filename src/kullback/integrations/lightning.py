@@ -26,10 +26,10 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    A batch is a dict of the models' arguments, a tensor of inputs, or a tuple whose first entry is such a tensor; the
-    other entries of a tuple are not used. In a dict, ``labels`` determine the positions that count, and are the labels
-    of ``label_weight``. The teacher is not a part of the module: it is neither trained nor saved, and follows the
-    student to its device.
+    A batch is a dict of the models' arguments, a tensor of inputs, or a tuple with such a tensor as its first entry.
+    The other entries of a tuple are not used. In a dict, ``labels`` determine the positions that count, and are the
+    labels of ``label_weight``. The teacher is not a part of the module: it is neither trained nor saved, and follows
+    the student to its device.
 
     The loss is logged as ``train_loss``, ``val_loss`` and ``test_loss``. The last two are the mean over all positions
     of the epoch that count, in all processes. With ``reduction="sum"``, they are the sum.

@@ -18,14 +18,7 @@ _LOGITS = "loss=kullback.nn.DistillationLoss()"
 
 
 class ModelHead(NamedTuple):
-    """The head of one side's model, a linear layer.
-
-    Attributes:
-        call: the trainer, for messages.
-        side: ``"student"`` or ``"teacher"``.
-        module: the model without wrappers.
-        linear: the head of the model.
-    """
+    """The head of one side's model, a linear layer. `call` and `side` are for messages; `module` has no wrappers."""
 
     call: str
     side: str
@@ -69,9 +62,7 @@ class ModelHead(NamedTuple):
         return {"logits_to_keep": 1}
 
     def gather(self) -> None:
-        """Gather a weight that `fully_shard` sharded again after the forward pass; raise unless the weight is then in
-        memory.
-        """
+        """Gather a weight that `fully_shard` sharded again after the forward pass; raise unless it is in memory."""
         if is_dtensor(self.linear.weight):
             owners = [part for part in self.module.modules() if self._is_sharded_in(part)]
             for owner in owners[-1:]:  # the innermost owner

@@ -39,14 +39,12 @@ def without_wrappers(model: Any) -> Any:
 
 
 def is_encoder_decoder(model: Any) -> bool:
-    """Return whether the configuration of a model without wrappers says that a decoder predicts its labels."""
+    """Return whether a decoder predicts the labels, by the configuration of a model without wrappers."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def shifts_labels(model: Any) -> bool | None:
-    """Return whether the label of a position's logits is the next token; None if the model's class does not determine
-    it.
-    """
+    """Return whether the label of a position's logits is the next token; None if the class leaves it open."""
     if is_encoder_decoder(model):
         return False
     for name in (base.__name__ for base in type(model).__mro__):
@@ -56,10 +54,7 @@ def shifts_labels(model: Any) -> bool | None:
 
 
 def with_decoder_inputs(model: Any, features: Features, labels: Any, ignore_index: int) -> Features:
-    """Return the arguments of a model, with the tokens of a decoder made from the labels, as the model itself does.
-
-    The model makes these tokens itself only if it gets the labels, which are not among the arguments.
-    """
+    """Return the arguments of a model with a decoder's tokens, which it makes itself only if it gets the labels."""
     has_inputs = any(features.get(name) is not None for name in _DECODER_INPUTS)
     if has_inputs or not is_encoder_decoder(model) or not isinstance(labels, Tensor) or labels.ndim < 2:
         return features
@@ -70,9 +65,7 @@ def with_decoder_inputs(model: Any, features: Features, labels: Any, ignore_inde
 
 
 def is_dispatched(model: Any) -> bool:
-    """Return whether accelerate has placed the parts of a model on several devices or on disk, so that the model cannot
-    move.
-    """
+    """Return whether accelerate placed parts of a model on several devices or on disk, where they must stay."""
     return len(getattr(model, "hf_device_map", ())) > 1 or any(x.is_meta for x in model.parameters())
 
 
@@ -91,9 +84,7 @@ def of_given_tokens(model: Any, features: Mapping[str, Any], rows: Tensor) -> Te
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """Return the logits in a model's outputs: an attribute, an entry, the first element of a tuple, or the outputs
-    themselves.
-    """
+    """Return the logits in a model's outputs: an attribute, an entry, the first of a tuple, or the outputs."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):

@@ -26,9 +26,7 @@ _ARGUMENTS = Arguments(_CALL, rows_predict=OneOf(get_args(_Rows), example="next"
 
 
 def padded_on_the_right(rows: list[Features]) -> dict[str, Tensor]:
-    """Return a batch of sequences, padded on the right. The padding has the token 0, the label -100, and 0 in
-    ``attention_mask``.
-    """
+    """Return a batch padded on the right with token 0, label -100 and 0 in ``attention_mask``."""
     fields = {name: [_as_tensor(row[name]) for row in rows] for name in rows[0]}
     fields.setdefault("attention_mask", [torch.ones_like(x) for x in fields["input_ids"]])
     return {
@@ -62,8 +60,8 @@ class StoredTeacherCollator:
 
     Raises:
         ArgumentTypeError: `collator` is not a function.
-        ArgumentValueError: `rows_predict` is another word; in a call, a sequence has different numbers of rows and
-            tokens, or has no stored predictions; the batch of `collator` does not show the side of the padding.
+        ArgumentValueError: `rows_predict` is another word. In a call, a sequence has different numbers of rows and
+            tokens, or no stored predictions. The batch of `collator` does not show the side of the padding.
 
     Example:
         >>> import torch
@@ -137,10 +135,8 @@ class StoredTeacherCollator:
 
 
 def _first_tokens(batch: Any, features: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the index of each sequence's first token in its padded row.
-
-    The row's tokens show the side of the padding. If they fit at both ends, or if the collator changed them, the
-    attention mask shows the side; without a mask, the other rows do.
+    """Return the index of each sequence's first token in its padded row. If the tokens fit at both ends or at none, the
+    attention mask shows the side of the padding; without a mask, the other rows do.
     """
     padded, mask = batch["input_ids"], batch.get("attention_mask")
     if len(padded) != len(features):

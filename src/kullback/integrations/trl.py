@@ -64,7 +64,7 @@ def generalized_jsd_loss(
     .. math:: L = \frac1N \sum_n \beta\, KL(P_n \| M_n) + (1 - \beta)\, KL(Q_n \| M_n), \quad
         M_n = \beta P_n + (1 - \beta) Q_n
 
-    P is the teacher and Q the student. The divergence is `JensenShannon`, but `KL` at beta = 0 and `ReverseKL` at
+    P is the teacher and Q the student. The divergence is `JensenShannon`, except `KL` at beta = 0 and `ReverseKL` at
     beta = 1, as in TRL. Values and gradients equal TRL's up to rounding, with two exceptions. Logits of -inf on both
     sides, such as masked tokens, contribute 0 instead of NaN. Logits in half precision are computed in float32.
 
@@ -129,8 +129,8 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
     P is the teacher and Q the model. Data, on-policy generation and arguments are the same as in TRL. In addition to
-    the loss, three things differ from TRL. The loss of a batch that was generated on-policy is divided by the number of
-    tokens in this batch; TRL divides by the number of tokens in the replaced batch. With several processes, the loss is
+    the loss, three things differ from TRL. The loss of a batch that was generated on-policy is divided by its number of
+    tokens. TRL divides by the number of tokens in the replaced batch. With several processes, the loss is
     multiplied by the number of processes, as in `transformers.Trainer`. The reason is that the loss was divided by the
     tokens of all processes, which then average their gradients. Logits of -inf on both sides contribute 0 instead of
     NaN.
@@ -143,9 +143,9 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
-            `loss` does not fit the models, or the teacher shares trainable parameters with the model, which would
-            freeze them.
+        ArgumentValueError: `loss` has a reduction other than ``"mean"`` and ``"sum"``, or an `ignore_index` other than
+            -100, or does not fit the models. The teacher shares trainable parameters with the model; they would be
+            frozen.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
@@ -237,9 +237,9 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, its `ignore_index` is not -100,
-            `loss` does not fit the models, or the teacher shares trainable parameters with the model, which would
-            freeze them.
+        ArgumentValueError: `loss` has a reduction other than ``"mean"`` and ``"sum"``, or an `ignore_index` other than
+            -100, or does not fit the models. The teacher shares trainable parameters with the model; they would be
+            frozen.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:

@@ -14,9 +14,8 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.errors import RegistrationError, explain
 from kullback.generators import KL, Divergence
-from kullback.losses.scored import Scored
 from kullback.losses.settings import check_kind
-from kullback.losses.top_k import Tail, TopK, top_k_divergence
+from kullback.losses.top_k import Scored, Tail, TopK, top_k_divergence
 
 __all__ = ["register", "top_k_loss"]
 
@@ -104,7 +103,7 @@ def _is_empty(log_probs: Tensor) -> Tensor:
 
 
 def _without_empty(is_empty: Tensor, ids: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows with a possible distribution, that of equal probabilities, in place of those that are empty."""
+    """Return the rows, with equal probabilities in place of empty rows."""
     k, empty = ids.shape[-1], is_empty.unsqueeze(-1)
     places = torch.arange(k, device=ids.device)
     return torch.where(empty, places, ids), torch.where(empty, -math.log(k), log_probs)

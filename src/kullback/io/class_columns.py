@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL, is_name_of_ids, nearest
-from kullback.errors import printable, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from kullback.errors import FileError
-    from kullback.io.source_files import FileReference
+from kullback.errors import FileError, printable, quoted
+from kullback.io.source_files import FileReference
 
 # The possible names of an array or a metadata entry that holds the names of the classes.
 NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "categories", "vocabulary")
@@ -87,11 +83,6 @@ def matching_order(
 
     Names with numbers from 0 or 1 on are positions, in the order of the numbers.
 
-    Arguments:
-        p: the names of P's classes; None without names.
-        q: the names of Q's classes; None without names.
-        refs: both files, for errors.
-
     Raises:
         FileError: a name is in one file only.
     """
@@ -154,15 +145,8 @@ def chosen_classes(
 def places_of_labels(labels: Any, names: Sequence[str]) -> tuple[Any, Any]:
     """Return the places of labels that are names of classes, and the first label that is not a name.
 
-    Integers are positions. But if all names are numbers other than 0, 1, ..., integers are names too.
-
-    Arguments:
-        labels: an array of text or integers.
-        names: the names of the classes.
-
-    Returns:
-        first, an array of places, with `NO_LABEL` unchanged; None if the labels are positions. Second, the first label
-        that is not a name; None if there is no such label.
+    Integers are positions. But if all names are numbers other than 0, 1, ..., integers are names too. `NO_LABEL` is
+    unchanged. The places are None if the labels are positions, and the label is None if there is no such label.
 
     Example:
         >>> import numpy
@@ -188,14 +172,7 @@ def refuse_other_columns(
 ) -> None:
     """Refuse a column of whole numbers among other columns if the column counts rows or has a name for ids or labels.
 
-    Arguments:
-        first: the first rows, shape (rows, classes).
-        names: the names of the columns; None without names.
-        integers: the columns with a type of whole numbers; empty if all columns have such a type.
-        ref: the file, for errors.
-
-    Raises:
-        FileError: a column counts rows or has a name for ids or labels.
+    `first` are the first rows. `integers` are the columns with a type of whole numbers; empty if all have such a type.
     """
     rows, classes = first.shape
     if classes < 2 or not rows:

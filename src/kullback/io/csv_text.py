@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader, TextIOWrapper
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.io.blocks import join_tensors, regroup, rows_from
+from kullback.errors import FileError
 from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes
 from kullback.io.parquet import to_numpy
-from kullback.io.reader import Reader
+from kullback.io.row_stream import Reader, join_tensors, regroup, rows_from
 from kullback.io.source_files import FileReference, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
-
-    from kullback.errors import FileError
 
 TEXT_BLOCK = 1 << 20
 WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -35,7 +31,6 @@ class CsvHeader(NamedTuple):
     Attributes:
         names: the names of the columns; c0, c1, ... if the file has no names.
         lines: the number of lines that hold the names; 0 if the first line is data.
-        delimiter: the character between two fields.
         records: the fields of the first records, including the names.
         is_quoted: whether the second line has quotation marks.
     """
@@ -50,10 +45,7 @@ class CsvHeader(NamedTuple):
 def header_of(ref: FileReference, delimiters: str = ",", *, records: int = 1) -> CsvHeader:
     """Return the header, which is the first line unless all its fields are numbers without quotation marks.
 
-    Arguments:
-        ref: the file.
-        delimiters: the possible delimiters of fields; the most frequent delimiter in the first line is used.
-        records: the number of records to read.
+    The most frequent of the possible delimiters in the first line is used. `records` is the number of records to read.
     """
     with open_text(ref) as text:
         first = text.readline()
@@ -93,13 +85,7 @@ def open_text(ref: FileReference) -> Generator[TextIO]:
 
 
 def csv_table(ref: FileReference, header: CsvHeader, **convert: Any) -> Any:
-    """Read a whole CSV file as an Arrow table.
-
-    Arguments:
-        ref: the file.
-        header: the file's header, from `header_of`.
-        convert: arguments of Arrow's ConvertOptions.
-    """
+    """Read a whole CSV file as an Arrow table; `convert` are arguments of Arrow's ConvertOptions."""
     arrow_csv = load("pyarrow.csv", "reading a .csv file")
     return arrow_csv.read_csv(
         ref.path,
@@ -138,15 +124,11 @@ def _whole_columns(rows: list[list[str]]) -> frozenset[int]:
 class CsvReader(Reader):
     """A reader of CSV files, whose columns are the classes.
 
-    Arguments:
-        ref: the file, for errors.
-        key: must be None.
-        named: whether the caller names the representation. If not, whole numbers are read as counts.
-        columns: the columns that are classes, in this order; None for all columns.
+    `named` is whether the caller names the representation. If not, whole numbers are read as counts. `columns` are the
+    columns that are classes, in this order; None for all columns.
     """
 
     format = "csv"
-    rows = None
     shape = None
 
     def __init__(
@@ -200,7 +182,7 @@ class CsvReader(Reader):
         empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
         return next(regroup(rows_from(self._tensors(), start), rows, join_tensors), empty)
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(rows_from(self._tensors(), first), rows, join_tensors)
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -250,10 +232,8 @@ class CsvReader(Reader):
             "table)"
         )
         if whole:
-            wanted, instead = (
-                "whole numbers, as the first row has",
-                "pass representation= (--as) if these are not counts",
-            )
+            wanted = "whole numbers, as the first row has"
+            instead = "pass representation= (--as) if these are not counts"
         with open_text(self.ref) as text:
             lines = csv.reader(text)
             for fields in lines:

@@ -1,20 +1,21 @@
 """llama.cpp's base file, which ``llama-perplexity --kl-divergence-base`` writes and reads.
 
 All numbers are little-endian. The file begins with the eight bytes ``_logits_``, then int32 n_ctx, n_vocab and n_chunk,
-then n_chunk * n_ctx int32 tokens. A window has n_ctx tokens. For each window, the n_ctx - 1 - n_ctx // 2 positions of
-the second half follow that have a next token in the window. A position has two float32, which are the scale and the
-smallest log-probability. A uint16 code for each class follows (with padding if V is odd): log p = smallest + scale *
-code. The smallest stored value is `floor` nats below the row's largest value (16; for ik_llama.cpp 24).
+then n_chunk * n_ctx int32 tokens. A window has n_ctx tokens. Then each window has the n_ctx - 1 - n_ctx // 2
+positions of its second half that have a next token in the window. A position has two float32, which are the scale and
+the smallest log-probability. A uint16 code for each class follows (with padding if V is odd):
+log p = smallest + scale * code. The smallest stored value is `floor` nats below the row's largest value (16; for
+ik_llama.cpp 24).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 import torch
@@ -26,13 +27,9 @@ from kullback.common.files import open_output
 from kullback.common.shared_constraints import FLOOR, WINDOW_OF_LLAMA
 from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.blocks import rows_from
-from kullback.io.reader import Reader, StoredMass
 from kullback.io.row_checks import PART, check_floating, check_rows
+from kullback.io.row_stream import Reader, StoredMass, rows_from
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
@@ -111,10 +108,6 @@ class LlamaBaseFile(Reader):
     comparison normalizes each row. If a class is more than `floor` nats below the row's largest value, the file stores
     exactly `floor` nats below the largest value. So these entries are upper bounds. (llama.cpp's own numbers differ a
     little, because llama.cpp leaves out classes below :math:`e^{-16}` and does not renormalize.)
-
-    Arguments:
-        ref: the file, for errors.
-        key: must be None.
 
     Attributes:
         layout: n_ctx, n_vocab and n_chunk, and the sizes that follow from these numbers.
@@ -204,14 +197,14 @@ class LlamaBaseFile(Reader):
             block[rows] = _decode(raw[rows], self.classes)
         return block
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         # The whole file is read, because the recorded sums are of all rows.
         return rows_from(self._whole(rows), first)
 
     def _whole(self, rows: int) -> Iterator[Tensor]:
         """Iterate over blocks of all decoded rows, and record statistics of their sums in `stored_mass`."""
         mass = StoredMass()
-        for block in super().stream(rows):
+        for block in super().blocks(rows=rows):
             for part in block.split(max(1, PART // self.classes)):
                 mass = mass.joined(part.exp().sum(-1, dtype=torch.float64))
             self.stored_mass = mass
@@ -236,11 +229,7 @@ class LlamaBaseFile(Reader):
         self._codes.close()
 
 
-_ARGUMENTS = Arguments(
-    CALL,
-    n_ctx=WINDOW_OF_LLAMA,
-    floor=FLOOR,
-)
+_ARGUMENTS = Arguments(CALL, n_ctx=WINDOW_OF_LLAMA, floor=FLOOR)
 
 
 @by_name()
@@ -256,8 +245,8 @@ def write_llama_base(
     predictions.
 
     A row :math:`x` is stored as :math:`\log p = x - \log\sum_i e^{x_i}` in 65535 equal steps from
-    :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`; a class below this range, such as a class with
-    ``-inf``, is stored as the smallest value. The file gets its final name only when all rows are written.
+    :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`. The smallest value represents a class below this
+    range, such as a class with ``-inf``. The file gets its final name only when all rows are written.
 
     Arguments:
         path: the path of the file to write.

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.io.blocks import join_tensors, regroup
+from kullback.errors import FileError
 from kullback.io.class_columns import chosen_classes
-from kullback.io.reader import Reader, flat_shape
+from kullback.io.row_stream import Reader, flat_shape, join_tensors, regroup
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
-    from kullback.errors import FileError
 
 ARROW_DTYPES = {
     "halffloat": torch.float16,
@@ -38,12 +34,9 @@ BATCHES = 8  # batches in a block, because decoding a batch takes several times 
 
 
 class ParquetReader(Reader):
-    """A reader of Parquet files, in which each column is a class, or the column `key` has a list for each row.
+    """A reader of Parquet files. Each column is a class, or the column `key` has a list for each row.
 
-    Arguments:
-        ref: the file, for errors.
-        key: the column of lists; None for the only column of lists, if there is one.
-        columns: the columns that are classes, in this order; None for all columns.
+    Without a `key`, the only column of lists is read, if there is one. `columns` are as for `CsvReader`.
     """
 
     format = "parquet"
@@ -111,7 +104,7 @@ class ParquetReader(Reader):
     def read(self, start: int, stop: int) -> Tensor:
         return next(regroup(self._tensors(start, stop - start), stop - start, join_tensors))
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(self._tensors(first, rows), rows, join_tensors)
 
     def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:

@@ -8,24 +8,30 @@ are enough for a comparison with any other model. `docs/reference_files.md` desc
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, printable
-from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.safetensors_file import METADATA, Entry, entry_dtype, read_header, tensor_layout
+from kullback.io.arrays import (
+    BIG_ENDIAN,
+    METADATA,
+    ArrayLayout,
+    BytesReader,
+    Entry,
+    entry_dtype,
+    read_header,
+    tensor_layout,
+)
 from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from os import PathLike
 
 FORMAT, VERSION = "klref", "1"
 RESERVED = ("format", "version", "classes", "seed", "created_by")
@@ -51,15 +57,7 @@ MASS_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class ReferenceLayout:
-    """The sizes in a reference file, and the places of the tensors, which follow from the sizes.
-
-    Attributes:
-        windows: the number of windows.
-        tokens: the number of tokens in all windows.
-        rows: the number of scored tokens.
-        top: the number of most probable classes that each row keeps.
-        draws: the number of draws from the other classes in each row.
-    """
+    """The sizes in a reference file, as of `Reference`, and the places of the tensors, which follow from the sizes."""
 
     windows: int
     tokens: int

@@ -5,10 +5,13 @@ mass.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from types import TracebackType
+from typing import IO, Self
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.files import open_output
 from kullback.common.shared_constraints import SEED, STORED_TOP, TAIL_DRAWS
 from kullback.errors import invalid_type, invalid_value
+from kullback.io.arrays import header_bytes
 from kullback.io.reference_file import (
     DTYPES,
     FORMAT,
@@ -30,16 +34,9 @@ from kullback.io.reference_file import (
     ReferenceLayout,
 )
 from kullback.io.row_checks import check_floating, check_rows
-from kullback.io.safetensors_file import header_bytes
 from kullback.io.source_files import FileReference
+from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows, summarize_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
-    from types import TracebackType
-
-    from kullback.io.windows import Windows
 
 CALL = "ReferenceWriter"
 # The number of logits that are converted to float64 at a time; GPUs need larger parts.
@@ -52,11 +49,7 @@ def rows_in_part(logits: Tensor) -> int:
     return max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
 
 
-STORED: dict[str, Constraint] = {
-    "top": STORED_TOP,
-    "tail_draws": TAIL_DRAWS,
-    "seed": SEED,
-}
+STORED: dict[str, Constraint] = {"top": STORED_TOP, "tail_draws": TAIL_DRAWS, "seed": SEED}
 _ARGUMENTS = Arguments(CALL, **STORED)
 
 
@@ -236,7 +229,7 @@ class ReferenceWriter:
             "version": VERSION,
             "classes": str(block.classes),
             "seed": str(self._seed),
-            "created_by": f"kullback {_version()}",
+            "created_by": f"kullback {own_version() or 'of unknown version'}",
         }
         header = header_bytes(layout.arrays, metadata | self._metadata)
         self._layout, self._data = layout, len(header)
@@ -301,8 +294,9 @@ def _check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     return dict(metadata)
 
 
-def _version() -> str:
+def own_version() -> str | None:
+    """Return the version of kullback; None if kullback runs from source and is not installed."""
     try:
         return version("kullback")
     except PackageNotFoundError:
-        return "of unknown version"
+        return None

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from kullback.common.dtypes import dtype_name
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_type
+from kullback.io.source_files import FileReference
 from kullback.representations import SUM_TOLERANCE
-
-if TYPE_CHECKING:
-    from kullback.io.source_files import FileReference
 
 # Checks process a block in parts of this many numbers, which keeps temporary tensors small.
 PART = 1 << 18
@@ -98,13 +94,10 @@ def _bad_rows(x: Tensor, representation: RepresentationName) -> Tensor:
         masses = _masses(x, logs=True)
         return ~((masses - 1).abs() <= tolerance(x.dtype)) | (x.amax(-1) > tolerance(x.dtype))
     masses = _masses(x, logs=False)
-    low = x.amin(-1)
-    wrong = (
-        ~((masses - 1).abs() <= tolerance(x.dtype))
-        if representation == "probs"
-        else ~((masses > 0) & masses.isfinite())
-    )
-    return ~(low >= 0) | wrong
+    fits = (masses > 0) & masses.isfinite()
+    if representation == "probs":
+        fits = (masses - 1).abs() <= tolerance(x.dtype)
+    return ~((x.amin(-1) >= 0) & fits)
 
 
 def _explain_row(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
-from kullback.io.arrays import TorchReader, open_npy, open_npz
-from kullback.io.blocks import in_step
+from kullback.io.arrays import TorchReader, open_npy, open_npz, open_safetensors
 from kullback.io.class_columns import (
     ENOUGH_ROWS,
     chosen_classes,
@@ -27,22 +27,10 @@ from kullback.io.class_columns import (
 from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
-from kullback.io.row_checks import (
-    check_rows,
-    describe,
-    looks_like,
-    pass_representation,
-)
-from kullback.io.row_stream import RowStream, StreamReader
-from kullback.io.safetensors_file import open_safetensors
+from kullback.io.row_checks import check_rows, describe, looks_like, pass_representation
+from kullback.io.row_stream import Reader, RowStream, StoredMass, StreamReader, in_step
 from kullback.io.source_files import FileReference, closed_on_error, find_format
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from os import PathLike
-
-    from kullback.io.reader import Reader, StoredMass
-    from kullback.io.windows import Windows
+from kullback.io.windows import Windows
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
@@ -96,8 +84,8 @@ def open_rows(
         a `RowSource`, which ``with`` or ``close()`` closes.
 
     Raises:
-        FileError: the file is missing or truncated, or the content does not match the extension; there are several
-            arrays and `key` is None; the kind of numbers is unknown and `representation` is None; or `columns` has a
+        FileError: the file is missing or truncated, or the content does not match the extension. There are several
+            arrays and `key` is None, or the kind of numbers is unknown and `representation` is None. `columns` has a
             name that is not in the file.
         ArgumentValueError: `representation` is not one of the four words.
         OptionalDependencyError: the format needs a library that is not installed.
@@ -189,7 +177,7 @@ class RowSource(RowStream):
         self.dtype = reader.dtype
         self.labels, self.clusters = reader.labels, reader.clusters
         self.windows, self.metadata = reader.windows, reader.metadata
-        self.finds_windows = isinstance(reader, StreamReader) and reader.finds_windows
+        self.finds_windows = reader.finds_windows
         self.representation: RepresentationName = self._settle_representation(representation)
 
     def __repr__(self) -> str:
@@ -303,7 +291,8 @@ class RowSource(RowStream):
         """
         start = _FIRST.check(first=first)["first"]
         self.require_classes()
-        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]), first)
+        count = _rows_in_block("RowSource.blocks", max_bytes, rows, [self])
+        blocks = self._reader.blocks(rows=count, first=first)
         while True:
             with self.ref.decoding(f"a {self.format} file"):
                 block = next(blocks, None)

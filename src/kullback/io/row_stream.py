@@ -1,26 +1,151 @@
-"""`RowStream`, the interface of anything that gives rows to a comparison, such as a file or a program of your own."""
+"""`RowStream`, the interface of anything that gives rows to a comparison, and `Reader`, that of a file format.
+
+Functions cut and join blocks of rows, and iterate over the same rows of several streams.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from kullback.io.blocks import join_tensors, regroup
-from kullback.io.reader import Reader
+from kullback.common.files import file_stamp
+from kullback.common.words import RepresentationName
 from kullback.io.source_files import Closes, FileReference
+from kullback.io.windows import Windows
+from kullback.partial_rows import PartialRows
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+# Rows that a slice or a mask can select.
+_Rows = TypeVar("_Rows", Tensor, PartialRows)
 
-    from torch import Tensor
 
-    from kullback.common.words import RepresentationName
-    from kullback.io.windows import Windows
+def join_tensors(blocks: list[Tensor]) -> Tensor:
+    """Join blocks of rows; a single block is returned unchanged."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def rows_from(blocks: Iterable[_Rows], first: int) -> Iterator[_Rows]:
+    """Iterate over blocks from row `first` on."""
+    for block in blocks:
+        skipped = min(first, len(block))
+        first -= skipped
+        if skipped < len(block):
+            yield block[skipped:] if skipped else block
+
+
+def regroup(blocks: Iterable[_Rows], rows: int, join: Callable[[list[_Rows]], _Rows]) -> Iterator[_Rows]:
+    """Regroup blocks of any length into blocks of exactly `rows` rows; the last block may be shorter."""
+    parts: list[_Rows] = []
+    missing = rows
+    for block in blocks:
+        rest = block
+        while len(rest) >= missing:
+            yield join([*parts, rest[:missing]])
+            rest, parts, missing = rest[missing:], [], rows
+        if len(rest):
+            parts.append(rest)
+            missing -= len(rest)
+    if parts:
+        yield join(parts)
+
+
+def in_step(
+    streams: Sequence[Iterator[Any]],
+    differ: Callable[[int, Callable[[], list[int]]], Exception],
+    first: int = 0,
+) -> Iterator[tuple[int, list[Any]]]:
+    """Iterate over the same rows of several streams.
+
+    Arguments:
+        streams: an iterator over blocks of any length for each stream.
+        differ: a function that returns the error if a stream ends before another stream. Its arguments are the index of
+            the stream, and a function that reads all streams to the end and returns the number of rows of each stream.
+        first: the number of the first row.
+
+    Returns:
+        an iterator over the number of the first row and a list of blocks with the same number of rows, one of each
+        stream.
+    """
+    blocks: list[Any] = [None] * len(streams)
+    while True:
+        for place, stream in enumerate(streams):
+            if blocks[place] is None:
+                blocks[place] = next(stream, None)
+        ended = [place for place, block in enumerate(blocks) if block is None]
+        if ended:
+            if len(ended) < len(blocks):
+                raise differ(ended[0], partial(_counts, first, blocks, streams))
+            return
+        count = min(map(len, blocks))
+        if count:
+            yield first, [block if len(block) == count else block[:count] for block in blocks]
+        first += count
+        blocks = [block[count:] if len(block) > count else None for block in blocks]
+
+
+def _counts(first: int, blocks: Sequence[Any], streams: Sequence[Iterator[Any]]) -> list[int]:
+    """Return the number of rows of each stream, after `first` rows were returned; `blocks` are the current blocks."""
+    return [
+        first + sum(map(len, chain([] if block is None else [block], stream)))
+        for block, stream in zip(blocks, streams, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class StoredMass:
+    """Statistics of the sums of the stored probabilities in each row, which are 1 up to the file's rounding.
+
+    Attributes:
+        rows: the number of rows.
+        mean: the mean sum.
+        lowest: the smallest sum.
+        highest: the largest sum.
+
+    Example:
+        >>> from kullback.io.row_stream import StoredMass
+        >>> StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
+        StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
+    """
+
+    rows: int = 0
+    mean: float = 0.0
+    lowest: float = float("inf")
+    highest: float = -float("inf")
+
+    def joined(self, masses: Tensor) -> StoredMass:
+        """Return the statistics after adding the sums of further rows."""
+        rows = self.rows + len(masses)
+        mean = self.mean + (float(masses.sum()) - len(masses) * self.mean) / rows
+        return StoredMass(
+            rows, mean, min(self.lowest, float(masses.min())), max(self.highest, float(masses.max()))
+        )
+
+
+def flat_shape(ref: FileReference, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the number of rows and of classes of an array whose last dimension holds the classes."""
+    if len(shape) < 2:
+        raise ref.error(
+            wanted="an array of at least two dimensions, (positions, classes)",
+            got=f"shape {shape}",
+            instead="write one distribution as x[None, :]; label files go to --labels",
+        )
+    rows = math.prod(shape[:-1])
+    if rows == 0 or shape[-1] == 0:
+        raise ref.error(
+            wanted="at least one position and one class",
+            got=f"shape {shape}",
+            instead="write the file again with data",
+        )
+    return rows, shape[-1]
 
 
 class RowStream(Closes, ABC):
@@ -103,18 +228,51 @@ class RowStream(Closes, ABC):
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences without a period.
 
-        A remark that begins with ``warning: `` stands in the short output too.
+        The short output includes the remarks that begin with ``warning: ``.
         """
         return []
 
 
-class StreamReader(Reader):
-    """A reader of a `RowStream`, with which `RowSource` checks the rows of the stream.
+class Reader(RowStream):
+    """A reader of one file format; `RowSource` adds the representation and checks the rows.
 
-    Arguments:
-        stream: the stream.
-        name: the name of the argument that holds the stream.
+    Attributes:
+        ref: the path, and the name of the argument that holds the path.
+        stored: the dtype in the file if it may differ from `dtype`; None otherwise.
+        representation: the kind of values if the format specifies it; None otherwise.
+        stored_mass: the sums of the stored probabilities in the latest pass, if the format rounds them; None otherwise.
+        alignment: the remedy that an error suggests if the other file has a different number of rows.
+        integer_classes: the classes with a type of whole numbers, if other classes have another type.
+        has_classes_only: whether every column is a class, by the format or by the caller's choice.
     """
+
+    ref: FileReference
+    format: str
+    key: str | None = None
+    shape: tuple[int, ...] | None
+    stored: torch.dtype | None = None
+    representation: RepresentationName | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    stored_mass: StoredMass | None = None
+    alignment: str = "compare files written from the same positions"
+    integer_classes: frozenset[int] = frozenset()
+    has_classes_only: bool = False
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop` as a new tensor. At the end of a file whose `rows` is None, there may be fewer
+        rows.
+        """
+
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
+        for start in range(first, self.rows or 0, rows):
+            yield self.read(start, min(start + rows, self.rows or 0))
+
+    def identity(self) -> object:
+        return file_stamp(self.ref.path)
+
+
+class StreamReader(Reader):
+    """A reader of a `RowStream`, with which `RowSource` checks the rows; `name` is the name of the argument."""
 
     format = "stream"
     alignment = "compare streams of the same positions"
@@ -137,12 +295,11 @@ class StreamReader(Reader):
         blocks = self.origin.blocks(rows=stop - start, first=start)
         return next(regroup(blocks, stop - start, join_tensors), torch.empty(0, self.classes, device="cpu"))
 
-    def stream(self, rows: int, first: int = 0) -> Iterator[Tensor]:
+    def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         blocks = (block.detach().cpu() for block in self.origin.blocks(rows=rows, first=first))
         return regroup(blocks, rows, join_tensors)
 
     def over(self, windows: Windows) -> StreamReader:
-        """Return a reader of the rows of other windows."""
         return StreamReader(self.origin.over(windows), self.ref.name)
 
     def identity(self) -> object:

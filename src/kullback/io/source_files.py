@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, cast
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from kullback.common.files import check_input
-from kullback.errors import (
-    LONGEST_GOT,
-    LONGEST_MESSAGE,
-    LONGEST_NAME,
-    FileError,
-    KullbackError,
-    printable,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-    from pathlib import Path
-    from types import TracebackType
-
+from kullback.errors import LONGEST_GOT, LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
 
 EXTENSIONS = {
     ".npy": "npy",

@@ -146,7 +146,7 @@ class _ByteOfCharacter(dict[int, int]):
 
 @cache
 def _byte_of_character() -> _ByteOfCharacter:
-    """Return the mapping from characters to bytes, in which printable characters stand for their own byte."""
+    """Return the mapping from characters to bytes; it maps printable characters to their own byte."""
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     return _ByteOfCharacter(

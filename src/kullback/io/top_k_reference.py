@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from os import PathLike
 
 import torch
 from torch import Tensor
@@ -11,14 +12,9 @@ from torch import Tensor
 from kullback.common.extra_arguments import by_name
 from kullback.io.reference_file import MASS_TOLERANCE
 from kullback.io.reference_writer import ReferenceWriter
+from kullback.io.top_k import TopKSource
 from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from os import PathLike
-
-    from kullback.io.top_k import TopKSource
 
 
 @by_name()
@@ -47,8 +43,8 @@ def write_top_k_reference(
         remarks on the file, as sentences.
 
     Raises:
-        FileError: the tokens, the number of classes, or the mass outside the list are not known, or the probabilities
-            of a row do not sum to 1; or the file cannot be written.
+        FileError: the tokens, the number of classes, or the mass outside the list are unknown. The probabilities of a
+            row do not sum to 1, or the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile, kullback.io

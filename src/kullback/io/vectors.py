@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,11 +23,6 @@ from kullback.io.csv_text import csv_table, header_of, is_whole
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import batches_of, open_parquet
 from kullback.io.source_files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from os import PathLike
-
 
 VECTOR_EXTENSIONS = {**EXTENSIONS, ".txt": "txt"}
 
@@ -49,8 +46,8 @@ def read_labels(
     """Read the true class of each row.
 
     Arguments:
-        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, a ``.txt`` file
-            with one number on each line, or a llama.cpp base file, whose tokens are the labels.
+        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, or a ``.txt``
+            file with one number on each line. The tokens of a llama.cpp base file are the labels.
         key: the name of the array or column, if the file has several; None for the only one.
         rows: the required number of labels; None for any number.
         classes: the number of classes; labels must be smaller. None for no limit.
@@ -169,7 +166,7 @@ def _read_vector(
     with ref.decoding(f"a {format_} file"):
         values = VECTOR_READERS[format_](ref, key)
         if isinstance(values, list):
-            values = (_exact_ids if exact else _whole_or_text)(cast("list[str]", values))
+            values = _typed(cast("list[str]", values), exact=exact)
         values = values.reshape(-1)
         if len(values) == 0 or len(values) != (rows or len(values)):
             raise ref.error(
@@ -265,22 +262,15 @@ def _missing(ref: FileReference, place: str, number: int) -> FileError:
     )
 
 
-def _whole_or_text(texts: list[str]) -> Any:
-    """Return texts as integers if all are integers, otherwise as texts without surrounding blanks."""
-    if all(map(is_whole, texts)):
-        with suppress(OverflowError, ValueError):  # Python reads at most 4300 digits
-            return np.array([int(text) for text in texts], dtype="int64")
-    return np.array([text.strip() for text in texts])
+def _typed(texts: list[str], *, exact: bool) -> Any:
+    """Return texts as integers if all are integers, otherwise as texts without surrounding blanks.
 
-
-def _exact_ids(texts: list[str]) -> Any:
-    """Return ids as integers if each id is the text that Python writes for its integer, otherwise as texts. So
-    different ids stay different.
+    With `exact`, an integer is the text that Python writes for it, and blanks stay. So different ids stay different.
     """
-    with suppress(OverflowError, ValueError):
-        if all(is_whole(text) and str(int(text)) == text for text in texts):
+    with suppress(OverflowError, ValueError):  # Python reads at most 4300 digits
+        if all(is_whole(text) and (not exact or str(int(text)) == text) for text in texts):
             return np.array([int(text) for text in texts], dtype="int64")
-    return np.array(texts)
+    return np.array(texts if exact else [text.strip() for text in texts])
 
 
 def _llama_file(ref: FileReference, key: str | None) -> Any:

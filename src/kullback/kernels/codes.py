@@ -67,9 +67,7 @@ class MatrixKind(IntEnum):
 
 
 class Outcome(IntEnum):
-    """The outcome of a closed form: it is computed, or it is not computed because the parameters have extreme values or
-    an unsupported memory layout.
-    """
+    """The outcome of a closed form: computed; or not, for extreme values or an unsupported memory layout."""
 
     DONE = 0
     TOO_EXTREME = 1

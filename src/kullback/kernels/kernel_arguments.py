@@ -60,9 +60,7 @@ _SMALLEST_EXPONENT = 1e-30
 
 
 def arguments_of(kind: Divergence) -> Arguments | None:
-    """Return the arguments of the operator for the divergence `kind`, or None if the kernels do not support the
-    divergence.
-    """
+    """Return the arguments of the operator for `kind`, or None if the kernels do not support `kind`."""
     arguments = _SIMPLE.get(type(kind))
     if arguments is not None:
         return arguments
@@ -78,9 +76,7 @@ def arguments_of(kind: Divergence) -> Arguments | None:
 
 
 def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
-    """Return the arguments of the operator for a weighted sum of skew divergences, or None if a share is too close to 0
-    or 1.
-    """
+    """Return the arguments for a weighted sum of skew divergences, or None if a share is too near 0 or 1."""
     if not all(_SMALLEST_SHARE <= skew.alpha <= 1 - _SMALLEST_SHARE for _, skew, _ in parts):
         return None
     sides = {swap: (weight, skew.alpha) for weight, skew, swap in parts}
@@ -89,11 +85,8 @@ def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
 
 
 def _of_power(code: int, weight: float, order: float) -> Arguments | None:
-    """Return the arguments of the operator for a power divergence or Renyi's divergence of order `order`. An order
-    below 1/2 is replaced by 1 - order, with P and Q swapped.
-
-    After the exchange, the result is None if the order is too large, or so close to 0 or 1 that float32 cannot
-    represent 1 / (order - 1).
+    """Return the arguments for a power divergence or Renyi's. For an order below 1/2, P and Q are swapped. Then None if
+    the order is too large, or so near 0 or 1 that float32 cannot represent 1 / (order - 1).
     """
     swapped = order < 0.5
     order, exponent = (1 - order, -order) if swapped else (order, order - 1)

@@ -17,22 +17,13 @@ from kullback.kernels.native import terms
 
 
 def reference_terms(log_q: Tensor, target: Tensor, log_target: bool) -> Tensor:
-    """Return the terms p (log p - log q), with their limits at p = 0 and q = 0. The arguments have the same dtype, of
-    at least 32 bits.
-    """
+    """Return p (log p - log q), with its limits at 0. The arguments have one dtype of at least 32 bits."""
     _, p, log_ratio = _parts(log_q, target, log_target)
     return _mass(p, log_ratio) * log_ratio
 
 
 def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None) -> Tensor:
-    """Return the terms or, if `divisor` is given, their sum divided by `divisor`. Derivatives of all orders exist.
-
-    Arguments:
-        log_q: log-probabilities of Q. `native.terms.serves` must accept `log_q` and `target`.
-        target: probabilities of P, or their logarithms.
-        log_target: whether `target` contains logarithms.
-        divisor: the divisor of the sum; None returns the terms.
-    """
+    """Return the terms, or their sum divided by `divisor`, of tensors that `native.terms` serves; differentiable."""
     recorded = torch.is_grad_enabled() and (log_q.requires_grad or target.requires_grad)
     if recorded or unpack_dual(log_q).tangent is not None or unpack_dual(target).tangent is not None:
         return _KLDivTerms.apply(log_q, target, log_target, divisor)
@@ -40,11 +31,9 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
 
 
 class _KLDivTerms(torch.autograd.Function):
-    """The autograd function of the terms of `kl_div`, or of their sum divided by a divisor. In all dtypes except
-    float16, the forward pass also computes the gradient of the sum.
-
-    The context stores that gradient until the first backward pass. A second backward pass computes the gradient again.
-    If torch differentiates or batches the backward pass, differentiable operations compute the gradient.
+    """The autograd function of the terms, or of their sum divided by a divisor. Except in float16, the forward pass
+    computes the sum's gradient, which the context keeps until the first backward pass. Later, differentiated and
+    batched backward passes compute it again.
     """
 
     @staticmethod
@@ -97,10 +86,7 @@ class _KLDivTerms(torch.autograd.Function):
 
 
 def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a mask that is True for terms with p = 0, the probabilities p, and log p - log q.
-
-    Where the mask is True, the third result is 0, and the second result is 1 unless `target` contains logarithms.
-    """
+    """Return whether p = 0; p, or 1 there unless `target` has logarithms; and log p - log q, or 0 there."""
     # NaN and +inf in log_q are not log-probabilities. The mask is False there, so that the formula makes such terms NaN
     # or infinite.
     massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)
@@ -120,9 +106,7 @@ def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
 
 
 def _derivatives(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of the terms with respect to `log_q` and to `target`, computed by differentiable
-    operations.
-    """
+    """Return the derivatives of the terms by `log_q` and by `target`, from differentiable operations."""
     dtype = torch.promote_types(log_q.dtype, torch.float32)
     massless, p, log_ratio = _parts(log_q.to(dtype), target.to(dtype), log_target)
     mass = _mass(p, log_ratio)

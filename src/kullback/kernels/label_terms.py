@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.row_operation import (
     Gradients,
     RowOperation,
     Wanted,
+    row_blocks,
     transformable,
     weighted_rows,
     without_spoilt_rows,
@@ -35,19 +35,13 @@ class HardLabels(NamedTuple):
         return self._replace(classes=self.classes[rows])
 
     def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the mixed values with respect to P's logits and to Q's logits.
-
-        `derivatives` has the derivatives of the divergences with respect to the same logits, and `logits` are Q's
-        logits.
-        """
+        """Return the derivatives of the mixed values by P's and Q's logits, given the divergences' derivatives."""
         by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
         grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
 
     def mixed(self, values: Tensor, logits: Tensor) -> Tensor:
-        """Return the mixed value of each row. `values` has the divergences of the rows, and `logits` are Q's logits. If
-        `soft` is 0, even an infinite divergence has no effect.
-        """
+        """Return the mixed values. `logits` are Q's; if `soft` is 0, even an infinite divergence has no effect."""
         return self.mixed_with(values, cross_entropy(logits, self.classes))
 
     def mixed_with(self, values: Tensor, cross_entropies: Tensor) -> Tensor:
@@ -57,9 +51,7 @@ class HardLabels(NamedTuple):
 
 
 class LabelSums(NamedTuple):
-    """Numbers that compare the label of each row with the other classes at temperature 1. If the classes are sharded,
-    the numbers cover all ranks.
-    """
+    """Comparison of each row's label with the other classes, of all ranks, at temperature 1."""
 
     peak: Tensor  # the largest logit of the other classes
     total: Tensor  # the sum of the exponentials of the other classes' logits minus `peak`
@@ -67,9 +59,7 @@ class LabelSums(NamedTuple):
 
     @classmethod
     def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
-        """Return the numbers for labels with the logits `logits`. `peak` and `total` are the fields of the same
-        names.
-        """
+        """Return the numbers for labels with the logits `logits`."""
         return cls(peak, total, (peak - logits) + torch.log(total))
 
     def cross_entropies(self) -> Tensor:
@@ -77,18 +67,14 @@ class LabelSums(NamedTuple):
         return torch.logaddexp(torch.zeros_like(self.margin), self.margin)
 
     def shares(self) -> tuple[Tensor, Tensor]:
-        """Return two factors for each row: the mass of all other classes, which is minus the gradient of the
-        cross-entropy at the label, and this mass divided by `total`.
-        """
+        """Return the other classes' mass, which is minus the gradient at the label, and this mass over `total`."""
         mass = torch.sigmoid(self.margin)
         return mass, torch.where(self.total == 0, 0, mass / torch.where(self.total == 0, 1, self.total))
 
     def gradient(self, rows: slice, logits: Tensor, places: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of the sum of `grad` times the cross-entropies with respect to this rank's logits, for
-        the rows of a slice.
-
-        `places` has the index of each label among these classes, or their number for a class of another rank. The
-        gradient of a row whose `grad` is 0 is 0, even if the row contains inf or NaN.
+        """Return the gradient of the sum of `grad` times the cross-entropies by this rank's logits, for the rows of a
+        slice. `places` has the index of each label here, or the number of classes for another rank's. Where `grad` is
+        0, so is the gradient, even for inf or NaN.
         """
         part = LabelSums(*(x[rows].unsqueeze(-1) for x in self))
         mass, share = part.shares()
@@ -104,11 +90,8 @@ def subtractable(peak: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return -log softmax(logits) at the class of each row, shape (rows,), in float64. This cross-entropy equals
-    KL(one-hot || softmax(logits)).
-
-    If the logit of the class is -inf, the cross-entropy is +inf. The gradient is always the softmax minus the one-hot
-    vector.
+    """Return -log softmax(logits) at the class of each row, shape (rows,), in float64: KL(one-hot || softmax). It is
+    +inf at a logit of -inf. The gradient is always the softmax minus the one-hot vector.
     """
     return transformable(_CrossEntropy(), logits, classes)
 
@@ -126,10 +109,8 @@ def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of the sum of `grad` times the cross-entropies with respect to the logits, by differentiable
-    operations.
-
-    The gradient of a row whose `grad` is 0 is 0, even if the row contains inf or NaN.
+    """Return the gradient of the sum of `grad` times the cross-entropies by the logits, differentiably. Where `grad` is
+    0, the gradient is 0, even if the row contains inf or NaN.
     """
     index = classes.unsqueeze(-1)
     spoilt, (rows,) = without_spoilt_rows((logits,), (True,))

@@ -60,9 +60,7 @@ def _bytes_of(x: Tensor) -> tuple[int, int]:
 
 
 def _row_step(x: Tensor) -> int | None:
-    """Return the distance in bytes between consecutive rows of `x`, or None unless the rows are contiguous and equally
-    spaced.
-    """
+    """Return the bytes between consecutive rows, or None unless rows are contiguous and equally spaced."""
     if x.ndim < 2 or (x.shape[-1] > 1 and x.stride(-1) != 1) or x.stride(-2) < x.shape[-1]:
         return None
     for i in range(x.ndim - 2):

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import (
     Evaluation,
@@ -23,6 +22,7 @@ from kullback.kernels.row_operation import (
     RowOperation,
     Wanted,
     Weights,
+    row_blocks,
     spoilt_rows,
     transformable,
     weighted_rows,
@@ -40,13 +40,7 @@ _FAR = 4.0
 
 
 def finite_pair(p: Representation, q: Representation, *, at: Tensor | None = None) -> FinitePair:
-    """Return the pair of probabilities of P and Q and their log-ratio, in float64, from two representations.
-
-    Arguments:
-        p: P.
-        q: Q.
-        at: indices of the classes to return for each row, as in `torch.gather`; all classes if omitted.
-    """
+    """Return p, q and log(p / q) in float64 of two representations, at the classes `at` of each row or at all."""
     return pair_from_weights(upcast(p.weights()), upcast(q.weights()), p.in_logs, q.in_logs, at)
 
 
@@ -78,9 +72,7 @@ def pair_of_logs(log_p: Tensor, log_q: Tensor) -> FinitePair:
 
 
 class Normalized(NamedTuple):
-    """One side of a pair, P or Q, after normalization. The logarithm of the sum of a row's weights is peak /
-    temperature + log_sum.
-    """
+    """P or Q after normalization. The logarithm of the sum of a row's weights is peak / temperature + log_sum."""
 
     mass: Tensor
     log_weights: Tensor  # before division by the temperature; 0 for a class without mass
@@ -94,21 +86,13 @@ class Normalized(NamedTuple):
         return log_weights if self.temperature == 1 else log_weights / self.temperature
 
     def log_mass(self) -> Tensor:
-        """Return the logarithms of the masses. A logarithm is finite even if its mass underflows, and -inf for a class
-        without mass.
-        """
+        """Return the logarithms of the masses, finite even if a mass underflows; -inf for a class without mass."""
         log_mass = self.scaled(self.log_weights - self.peak) - self.log_sum
         return torch.where(self.empty, -torch.inf, log_mass)
 
 
 def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None) -> FinitePair:
-    """Return the pair of two normalized sides, P and Q, which have the same temperature.
-
-    Arguments:
-        p: P.
-        q: Q.
-        log_ratio: log(p / q) where both have mass; computed from the log-weights if omitted.
-    """
+    """Return the pair of two sides of one temperature; `log_ratio` is computed from the log-weights if omitted."""
     if log_ratio is None:
         # If the logits of P and Q are far from 0 but nearly equal, so are their peaks. The log-ratio therefore starts
         # with differences of such large numbers, which often have no rounding error. If the peaks differ by more than
@@ -164,9 +148,7 @@ class RowDivergence(RowOperation):
         return values if self.labels is None else self.labels.mixed(values, q)
 
     def derivatives(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of each row's value with respect to P and to Q: to the log-weights if the side is in
-        logarithms, else to the weights.
-        """
+        """Return each row's derivatives by P and by Q: by log-weights if the side is in logarithms, else by weights."""
         pair = self.pair(p, q)
         by_p, by_q = self.kind.derivatives(pair)
         spoilt = spoilt_rows((p, q), (self.p_in_logs, self.q_in_logs)).unsqueeze(-1)
@@ -177,7 +159,6 @@ class RowDivergence(RowOperation):
         return derivatives if self.labels is None else self.labels.mixed_derivatives(derivatives, q)
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
-        """Return a tuple with the value of each row, shape (rows,), computed in blocks of rows."""
         values = [self.of_rows(block).values(p[block], q[block]).to(self.dtype) for block in row_blocks(p)]
         return (torch.cat(values),)
 
@@ -205,7 +186,6 @@ class RowDivergence(RowOperation):
         return [torch.cat(part) if want else None for part, want in zip(parts, wanted, strict=False)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each row's value along `tangents`."""
         spoilt, rows = without_spoilt_rows(tensors[:2], (self.p_in_logs, self.q_in_logs))
         derivatives = self.derivatives(*rows)
         changes = [s * t for s, t in zip(derivatives, tangents, strict=False) if t is not None]
@@ -220,9 +200,7 @@ class RowDivergence(RowOperation):
         return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
-        """Return derivatives with respect to weights or log-weights, which need not be normalized. `by_log_mass` has
-        derivatives with respect to the logarithms of the normalized masses.
-        """
+        """Return derivatives by weights or log-weights from derivatives by the normalized log-masses."""
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
         # Each row of this derivative sums to 0. The formula above cancels at a class that has nearly all the mass.
         # Therefore the entry of the class with the most mass is minus the sum of the other entries.
@@ -252,9 +230,7 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
 
 
 def row_divergence(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
-    """Return the divergence of each row of two tensors of shape (rows, classes). torch.func and forward mode can
-    differentiate the result.
-    """
+    """Return the divergence of each row of two matrices. torch.func and forward mode can differentiate it."""
     labels, rows = rows.labels, replace(rows, labels=None)  # torch.func may transform the labels too
     values = transformable(rows, p, q)
     return values if labels is None else labels.mixed(values, q)
@@ -306,10 +282,8 @@ def weighted_total(
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
-    """Return a bound of the rounding error of `value`, a result of `row_divergence`, to first order.
-
-    A log-weight has a relative rounding error of a few units in the last place. The derivatives of the divergence
-    propagate this error to the value. Storing the value in its dtype adds half a unit in the last place.
+    """Return a bound, to first order, of the rounding error of `value`, a result of `row_divergence`: a few units in
+    the last place of each log-weight, propagated by the derivatives, and half a unit of the value.
     """
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)
@@ -324,17 +298,13 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
 
 
 def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
-    """Return each row's derivatives times the row's weight. If the weight is 0, the result is 0, even if the
-    derivatives contain inf or NaN.
-    """
+    """Return each row's derivatives times its weight; 0 for the weight 0, even if a derivative is NaN."""
     weights = weights.unsqueeze(-1)
     return torch.where(weights == 0, 0, weights * derivatives)
 
 
 def origin_of(peak: Tensor) -> Tensor:
-    """Return the number that is subtracted from the logits of rows with largest logit `peak`: the peak, or 0 if such
-    differences might overflow.
-    """
+    """Return the number to subtract from logits: their largest, or 0 if differences might overflow."""
     return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)
 
 

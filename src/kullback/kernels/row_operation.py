@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,12 +33,15 @@ Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
 """The values of rows, and the gradients of their weighted sum with respect to P and to Q. A gradient that is not wanted
 is None.
 """
+# The numbers of elements in a block, on the CPU and on other devices. On the CPU, the float64 temporaries of a block
+# have 1 MiB, which fits in the second-level cache of a core. On a GPU, each temporary has 16 MiB. The block then
+# occupies all processors, and a few temporaries fit in the second-level cache of an A100 or H100 (40 and 50 MB). Blocks
+# of the CPU's size would be single rows of a large vocabulary, each with hundreds of launches.
+_ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 21
 
 
 class RowOperation(ABC):
-    """A function that computes a value for each row of tensors, with its gradients. Derivatives in forward mode are
-    optional.
-    """
+    """A function with one value for each row of tensors, and its gradients. Forward mode is optional."""
 
     __slots__ = ()
 
@@ -48,9 +52,7 @@ class RowOperation(ABC):
 
     @abstractmethod
     def compute(self, *tensors: Any, **_: Any) -> tuple[Any, ...]:
-        """Return a tuple: first the values of the rows, shape (rows,), and then all other tensors that `gradients`
-        needs.
-        """
+        """Return a tuple: the values of the rows, shape (rows,), then what else `gradients` needs."""
 
     @abstractmethod
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
@@ -77,9 +79,7 @@ class RowOperation(ABC):
 
 
 class TotalOperation(RowOperation):
-    """A row operation whose weighted sum of values is computed together with the sum's gradients in one sweep over the
-    rows.
-    """
+    """A row operation that computes the weighted sum of its values and the sum's gradients in one sweep."""
 
     __slots__ = ()
 
@@ -90,25 +90,18 @@ class TotalOperation(RowOperation):
 
     @abstractmethod
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
-        """Return a tuple: `scale` times the weighted sum of the values, the wanted gradients of this total and, if
-        `has_second`, the second output.
-        """
+        """Return `scale` times the weighted sum, its wanted gradients and, if `has_second`, the second output."""
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return the final gradients. `gradients` are the gradients of `total`, multiplied by the gradient of the loss
-        with respect to the total.
-        """
+        """Return the final gradients: `total`'s gradients arrive multiplied by the loss's gradient by the total."""
         return gradients
 
 
 def transformable(
     operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None = None
 ) -> Tensor:
-    """Return the values of `operation` for up to three tensors. torch.func, torch.compile and forward mode can
-    differentiate and transform the result.
-
-    A tensor that torch.func may transform must be an argument of this function, because the attributes of `operation`
-    are treated as constants.
+    """Return the values of `operation`, which torch.func, torch.compile and forward mode can transform. Tensors that
+    torch.func may transform must be arguments here: attributes of `operation` count as constants.
     """
     if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
@@ -121,10 +114,8 @@ def transformable(
 
 
 def _needs_plain_expression() -> bool:
-    """Return whether torch.func differentiates the call in a way that a custom function does not support.
-
-    A custom function does not support nested derivatives in forward mode. Inside a compiled graph, torch treats the
-    tensors that a custom function saved as constants, so that its second derivatives would be wrong.
+    """Return whether torch.func differentiates the call in a way that a custom function does not support: forward mode
+    twice, or second derivatives in a compiled graph, where saved tensors count as constants.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
@@ -181,9 +172,7 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
 
 
 def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
-    """Return a tensor of zeros whose derivative is the derivative of `x`. Return None if `x` is None or contains
-    integers. `fixed` is `x` without its derivative.
-    """
+    """Return zeros with the derivative of `x`; None for None and integers. `fixed` is `x` without derivative."""
     if fixed is None or x is None or not x.is_floating_point():
         return None
     # Where x is -inf, x - fixed is NaN. In reverse mode, the custom function `_ZeroOf` has the value 0 and the
@@ -197,9 +186,7 @@ def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
 
 
 class _ZeroOf(torch.autograd.Function):
-    """The autograd function that returns zeros. Its derivative with respect to the argument is 1, even where the
-    argument is infinite.
-    """
+    """The autograd function that returns zeros, with derivative 1 even where the argument is infinite."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -211,10 +198,8 @@ class _ZeroOf(torch.autograd.Function):
 
 
 def differentiable_backward() -> Any:
-    """Return the context manager for backward passes whose gradients may be differentiated again.
-
-    torch.compile traces every backward pass without recording gradients, even for ``create_graph=True``. While torch
-    compiles, this context enables the recording.
+    """Return the context for backward passes that may be differentiated again. torch.compile traces them without
+    recording gradients, even for ``create_graph=True``, unless this context enables the recording.
     """
     return torch.enable_grad() if torch.compiler.is_compiling() else nullcontext()
 
@@ -288,11 +273,9 @@ class RowValueFunction(torch.autograd.Function):
 
 
 class RowTotal(torch.autograd.Function):
-    """The autograd function of the weighted total. If `is_early`, the forward pass computes the total and its gradients
-    in one sweep over the rows; otherwise, the backward pass computes the gradients.
-
-    The context stores early gradients until the first backward pass. A second, a differentiated or a batched backward
-    pass computes the gradients again from the saved tensors.
+    """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
+    and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
+    pass does.
     """
 
     @staticmethod
@@ -345,9 +328,7 @@ def _with_second(ctx: Any, result: Tensor, second: Tensor) -> tuple[Tensor, Tens
 
 
 def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tensor:
-    """Return the weights times `factor`, shape (rows,), in float64 (float32 on devices without float64). Weights of
-    None count as 1.
-    """
+    """Return the weights (None counts as 1) times `factor`, shape (rows,), in the device's best dtype."""
     # `rows` has the logits of P or of Q. The logits of the other distribution may have a more accurate dtype, so the
     # dtype of `rows` is not used.
     dtype = accurate_dtype(rows.device)
@@ -356,9 +337,7 @@ def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tenso
 
 
 def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
-    """Return a mask that is True for spoilt rows, shape (rows,). A row is spoilt if it contains NaN or +inf, or has no
-    mass, in P or in Q. The value and the derivatives of a spoilt row are NaN.
-    """
+    """Return whether P or Q of each row has NaN, +inf or no mass. Value and derivatives are then NaN."""
     spoilt = torch.zeros(rows[0].shape[:-1], dtype=torch.bool, device=rows[0].device)
     for x, is_logs in zip(rows, in_logs, strict=True):
         peak = x.detach().amax(-1)
@@ -367,41 +346,72 @@ def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in the spoilt rows.
-
-    If the weight of a spoilt row is 0, the first derivative is set to 0, but a second derivative would multiply NaN by
-    0. Ones in the row avoid this product.
+    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows: where their weight is 0, a
+    second derivative would multiply NaN by 0.
     """
     spoilt = spoilt_rows(rows, in_logs)
     return spoilt, [torch.where(spoilt.unsqueeze(-1), 1, x) for x in rows]
 
 
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
-    """Return the derivatives of each row times the row's weight, by differentiable operations. The result is NaN in a
-    spoilt row, and 0 in a spoilt row of weight 0.
-    """
+    """Return each row's derivatives times its weight, differentiably: NaN in a spoilt row, 0 at weight 0."""
     derivatives = torch.where((weights == 0).unsqueeze(-1) & ~derivatives.isfinite(), 0, derivatives)
     replaced = torch.where(weights == 0, 0.0, torch.nan).to(derivatives.dtype)
     return torch.where(spoilt.unsqueeze(-1), replaced.unsqueeze(-1), weights.unsqueeze(-1) * derivatives)
 
 
 def overwritten(x: Tensor) -> Tensor:
-    """Return a detached alias of `x`, after a kernel has overwritten the memory of `x` with a gradient.
-
-    The function increases the version counter of `x`. If an operation saved `x` for its backward pass, this backward
-    pass then raises an error.
+    """Return a detached alias of `x`, which a kernel has overwritten. If an operation saved `x`, the increased version
+    counter makes its backward pass raise.
     """
     torch.autograd.graph.increment_version(x)
     return x.detach()
 
 
 def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
-    """Return gradients multiplied in place by `factor`, a number. A factor of 0 on the CPU gives 0, even where a
-    gradient is infinite. On other devices, reading the factor would wait for the device.
-    """
-    number = factor.item() if factor.is_cpu else math.nan
+    """Multiply gradients in place by a number. A factor of 0 on the CPU gives 0, even for infinite gradients."""
+    number = factor.item() if factor.is_cpu else math.nan  # reading would wait for another device
     if number == 1:
         return list(gradients)
     if number == 0:
         return [x if x is None else x.zero_() for x in gradients]
     return [x if x is None else x.mul_(factor) for x in gradients]
+
+
+@cache
+def define_first_derivative() -> torch.library.Library:
+    """Define the product of a precomputed gradient and the incoming gradient in compiled graphs; return its library,
+    which the cache keeps. The operator takes P and Q to refuse a second derivative: without them, torch would treat the
+    gradient as a constant.
+    """
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define("first_derivative(Tensor gradient, Tensor factor, Tensor p, Tensor q) -> Tensor")
+    library.impl(
+        "first_derivative", lambda gradient, factor, *_: gradient * factor, "CompositeExplicitAutograd"
+    )
+    torch.library.register_autograd("kullback::first_derivative", _refuse_second_derivative, lib=library)
+    return library
+
+
+def _refuse_second_derivative(*_: Any) -> Any:
+    raise invalid_value(
+        "torch.compile",
+        "model",
+        wanted="a loss of which you take first derivatives",
+        got="a gradient of the gradient of a distillation loss",
+        instead="the loss outside of torch.compile, or reduction='none' with backend='eager'",
+    )
+
+
+def row_blocks(rows: Tensor) -> Iterator[slice]:
+    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
+    if torch.compiler.is_compiling():
+        return iter((slice(None),))
+    n, classes = rows.shape
+    step = max(1, elements_of_block(rows) // max(classes, 1))
+    return (slice(start, start + step) for start in range(0, max(n, 1), step))
+
+
+def elements_of_block(x: Tensor) -> int:
+    """Return the number of elements of `x` in a block."""
+    return _ELEMENTS_ON_CPU if x.is_cpu else _ELEMENTS

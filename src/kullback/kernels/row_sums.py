@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import subtractable
+from kullback.kernels.row_operation import row_blocks
 from kullback.kernels.triton import triton_sums
 
 
@@ -22,7 +22,7 @@ def log_sums(
     excludes no class. Without classes, the largest logit is -inf.
 
     With `labels`, one class of each row, shape (rows,), the result has two more columns: the same two numbers at
-    temperature 1 of all classes except the label.
+    temperature 1, without the label's class.
     """
     if triton_sums.serves(logits, temperature, 0 if excluded is None else excluded.shape[-1]):
         return triton_sums.log_sums(logits, temperature, excluded, labels)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect_all
-from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import (
     LabelSums,
     cross_entropy_gradient,
@@ -22,7 +21,14 @@ from kullback.kernels.label_terms import (
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, transformable, without_spoilt_rows
+from kullback.kernels.row_operation import (
+    Gradients,
+    RowOperation,
+    Wanted,
+    row_blocks,
+    transformable,
+    without_spoilt_rows,
+)
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_sums
 
@@ -30,9 +36,7 @@ _LIBRARY_SUMS = 5  # the number of a row's sums from C++ (see csrc/logits/task.h
 
 
 def serves(logits: Tensor) -> bool:
-    """Return whether the C++ kernels support the logits. The kernels compute in float64 for float64 logits, and in
-    float32 for other logits.
-    """
+    """Return whether the C++ kernels support the logits; they compute in float64 for float64, else float32."""
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
@@ -57,18 +61,14 @@ class SelectedClasses(RowOperation):
     labels: Tensor | None = None
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return the columns that the class's docstring lists, shape (rows, columns), differentiable with respect to
-        the logits.
-        """
+        """Return the columns that the class's docstring lists, shape (rows, columns), differentiably."""
         settings = replace(self, indices=None, labels=None)  # torch.func may transform both tensors
         return transformable(settings, logits, self.indices, self.labels)
 
     def compute(self, logits: Tensor, indices: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `read` for the classes `indices` and `labels`."""
         return replace(self, indices=indices, labels=labels).read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradient with respect to the logits, and None for the indices, which have no gradient."""
         (logits, indices, labels), (result, sums) = tensors, kept
         classes = replace(self, indices=indices, labels=labels)
         if not is_plain:
@@ -78,7 +78,6 @@ class SelectedClasses(RowOperation):
         return gradient, None
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each column along the tangent of the logits."""
         (logits, indices, labels), tangent = tensors, tangents[0]
         spoilt, (logits,) = without_spoilt_rows((logits,), (True,))
         padding, indices = indices < 0, indices.clamp(min=0)
@@ -102,9 +101,7 @@ class SelectedClasses(RowOperation):
         return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the class's docstring lists, and the sums that `write_gradient` needs.
-        The sums have five columns from C++ and fewer from `columns`. They are empty from the reference.
-        """
+        """Return the columns that the class lists, and the sums for `write_gradient`: five from C++, else fewer."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
         if serves(logits):
             if can_inspect_all(tensors):
@@ -117,9 +114,7 @@ class SelectedClasses(RowOperation):
         return torch.cat(parts), upcast(logits.new_empty(0))
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
-        `logits`.
-        """
+        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
         if sums.numel() and sums.shape[-1] < _LIBRARY_SUMS:
             self.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
             return
@@ -135,17 +130,9 @@ class SelectedClasses(RowOperation):
     def columns(
         self, selected: Tensor, peak: Tensor, total: Tensor, of_labels: LabelSums | None
     ) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the class's docstring lists, and the numbers that
-        `write_gradient_by_sums` needs.
-
-        These numbers are the origin that was subtracted from the logits of each row and, with labels, the row's
-        `LabelSums`.
-
-        Arguments:
-            selected: the selected logits, -inf for padding.
-            peak: the largest logit of the summed classes, or 0 without a finite largest logit.
-            total: the sum of e^((logit - peak) / temperature) of these classes.
-            of_labels: the sums that compare the labels with the other classes, or None without labels.
+        """Return the columns that the class lists, and the numbers for `write_gradient_by_sums`: the origin that was
+        subtracted and, with labels, `of_labels`. `selected` has -inf for padding. `peak`, the largest logit of the
+        summed classes, is 0 if it is not finite; `total` is the sum of their e^((logit - peak) / temperature).
         """
         # Without any summed class, `peak` is 0. The origin needs the true peak, -inf.
         largest = torch.where(total == 0, -torch.inf, peak)
@@ -168,12 +155,9 @@ class SelectedClasses(RowOperation):
         grad: Tensor,
         out: Tensor,
     ) -> None:
-        """Write the gradient of the sum of `grad` times `result` with respect to the logits to `out`, which may be
-        `logits`. `result` and `sums` are the results of `columns`.
-
-        The logits may have the classes of one rank only. `places`, shape (rows, k), and `label_places`, shape (rows,),
-        are the indices of the selected classes and of the labels among the classes of `logits`. A selected class or
-        label of another rank has the index `logits.shape[-1]`.
+        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`, from the results of
+        `columns`. The logits may be one rank's. `places` and `label_places` are the indices of the selected classes and
+        of the labels among them. A class of another rank has the index `logits.shape[-1]`.
         """
         k = self.indices.shape[-1]
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))
@@ -292,9 +276,7 @@ class SelectedClasses(RowOperation):
         return whole + cross_entropy_gradient(logits, self.labels, grad[..., k + 1])
 
     def read_block(self, logits: Tensor) -> Tensor:
-        """Return the columns that the class's docstring lists, by operations on the full tensor, without support for
-        autograd.
-        """
+        """Return the columns that the class's docstring lists, computed on the full tensor without autograd."""
         accurate = self._relative(logits)
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
@@ -309,9 +291,7 @@ class SelectedClasses(RowOperation):
         return torch.cat(columns, -1)
 
     def _arguments(self) -> tuple[Any, ...]:
-        """Return the arguments that both C++ operators take: the operator of the statistics and the operator of the
-        gradient.
-        """
+        """Return the arguments that both C++ operators take, for the statistics and for the gradient."""
         labels = None if self.labels is None else self.labels.contiguous()
         return self.indices.contiguous(), labels, self.temperature, self.leaves_out
 

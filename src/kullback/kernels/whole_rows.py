@@ -56,15 +56,12 @@ class FastRows(TotalOperation):
     inplace: bool = False
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
-        """Return a tuple with the value of each row, shape (rows,)."""
         return (_values_by(self.backend, self.rows, p, q),)
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        """Return `scale` times the weighted sum of the values, and the wanted gradients of this total."""
         return self.backend.weighted_total(self.rows, *tensors, self.weights, wanted, self.scale)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the wanted gradients of the sum of `grad` times the values."""
         if not is_plain:
             return self.rows.gradients(tensors, kept, grad, wanted, is_plain)
         p, q = tensors
@@ -73,7 +70,6 @@ class FastRows(TotalOperation):
         return by_p, overwritten(q) if inplace else by_q
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each row's value along `tangents`."""
         return self.rows.changes(tensors, tangents)
 
 
@@ -85,14 +81,8 @@ def row_divergence(
     dtype: torch.dtype | None = None,
     exact: bool = False,
 ) -> Tensor:
-    """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable with respect to both.
-
-    Arguments:
-        kind: the divergence.
-        p: P. The batch shapes of `p` and `q` broadcast; the numbers of classes are equal.
-        q: Q.
-        dtype: the dtype of the result; if omitted, the promoted dtype of the arguments.
-        exact: whether the reference computes logits of any dtype in float64, instead of the fast kernels.
+    """Return the divergence of each pair of rows, which broadcast, in `dtype` (by default the promoted dtype). If
+    `exact`, the reference computes even logits, in float64.
     """
     weights_p, weights_q = p.weights(), q.weights()
     if dtype is None:
@@ -103,9 +93,7 @@ def row_divergence(
 
 
 def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
-    """Return the divergence of each row of two tensors of logits, whose shapes broadcast. If `exact`, the reference
-    computes the divergences.
-    """
+    """Return the divergence of each row of two tensors of logits that broadcast; if `exact`, by the reference."""
     # In a small batch, each operation takes a noticeable part of the time. Therefore operations that change nothing are
     # skipped.
     shape = p.shape
@@ -147,20 +135,8 @@ def _values_by(backend: Any, rows: RowDivergence, p: Tensor, q: Tensor) -> Tenso
 def value_and_gradient(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
 ) -> Evaluation:
-    """Return the value of each row of logits together with the gradient of their weighted sum.
-
-    The logits are read only once, but the weights must be known in advance. The result is not differentiable.
-
-    Arguments:
-        rows: the divergence of the rows.
-        p: the logits of P, shape (n, classes).
-        q: the logits of Q, shape (n, classes).
-        weights: the weight of each row in the sum, shape (n,); None means 1.
-        wanted: whether to return the gradient with respect to P's logits, and with respect to Q's logits.
-        inplace: whether the gradients overwrite `p` and `q`.
-
-    Returns:
-        the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
+    """Return the values of rows, in float32 or better, and the wanted gradients of their weighted sum, in the dtypes of
+    the logits. The logits, shape (n, classes), are read once, and overwritten by the gradients if `inplace`.
     """
     return backend_for(rows.kind, p, q).value_and_gradient(rows, p, q, weights, wanted, inplace)
 
@@ -168,17 +144,9 @@ def value_and_gradient(
 def weighted_total(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, *, scale: float = 1.0, inplace: bool = False
 ) -> Tensor:
-    """Return `scale` times the weighted sum of the values of rows of logits, differentiable with respect to `p` and
-    `q`.
-
-    Arguments:
-        rows: the divergence of the rows; its dtype, float32 or float64, is the dtype of the result.
-        p: the logits of P, shape (n, classes).
-        q: the logits of Q, shape (n, classes).
-        weights: the weight of each row, shape (n,); None means 1. A row of weight 0 contributes 0, even if it
-            contains inf or NaN.
-        scale: the factor of the sum.
-        inplace: whether the backward pass overwrites `q` with its gradient.
+    """Return `scale` times the weighted sum of the rows' values in the dtype of `rows`, float32 or float64,
+    differentiable by `p` and `q`. A row of weight 0 contributes 0, even if it contains NaN. If `inplace`, the backward
+    pass overwrites `q`.
     """
     is_constant = weights is None or not weights.requires_grad
     tensors = [p, q]
@@ -212,9 +180,7 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The autograd function of the total for torch.compile. The forward pass also computes the first derivatives;
-    derivatives of higher order raise an error.
-    """
+    """The total for torch.compile. The forward pass computes the only derivatives that exist, the first."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

@@ -61,9 +61,7 @@ DESCRIPTIONS = {
 
 
 def written_out(docstring: str) -> str:
-    """Return the docstring with each line ``{arguments: ...}`` replaced by the descriptions of the arguments that the
-    line names.
-    """
+    """Return the docstring with descriptions in place of each line ``{arguments: ...}``."""
 
     def descriptions(line: re.Match[str]) -> str:
         indent, names = line[1], line[2].split(", ")

@@ -128,9 +128,7 @@ class CyclicalSchedule:
 
 
 def scheduled(name: str, setting: float | Schedule, step: int) -> float:
-    """Return the value of `setting` after `step` optimizer steps. `setting` is a number or a schedule; raise if the
-    value is invalid.
-    """
+    """Return the value of `setting`, a number or a schedule, after `step` steps; raise if it is invalid."""
     value = setting(step) if callable(setting) else setting
     if not 0 <= number_from(value) < math.inf:
         got = safe_repr(value) + (f" after {step} steps" if callable(setting) else "")
@@ -249,7 +247,7 @@ class AdaptiveKLController(FixedKLController):
         coefficient: the initial beta, positive.
         target: the target of the divergence in nats, positive, per token or per sequence. `update` needs a divergence
             in the same unit.
-        horizon: the number of steps in which beta changes by about the fraction c while the relative error is at the
+        horizon: the number of steps until beta has changed by about the fraction c, if the relative error stays at the
             limit c.
         clip: c, the limit of the relative error.
 
@@ -304,10 +302,9 @@ class AdaptiveKLController(FixedKLController):
         return self.coefficient
 
     def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
-        """Return the coefficient that follows `coefficient` after one step with the divergence `kl`; if `kl` is NaN,
-        return `coefficient`. The controller itself does not change.
-
-        Unlike `update`, this method reads no number from the tensors, so it does not synchronize with an accelerator.
+        """Return the coefficient that follows `coefficient` after a step with the divergence `kl`; the same if that is
+        NaN. The controller does not change. No number is read from the tensors, which would synchronize with an
+        accelerator.
         """
         error = (kl / self.target - 1).clamp(-self.clip, self.clip)
         return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
@@ -362,9 +359,7 @@ class PIDKLController(FixedKLController):
         return f"PIDKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
 
     def update(self, kl: float | Tensor, steps: float = 1) -> float:
-        """Compute the new coefficient from the measured divergence `kl`, which must be finite, and return the
-        coefficient.
-        """
+        """Compute and return the new coefficient from the measured divergence `kl`, which must be finite."""
         measured = _measured("PIDKLController.update", kl, finite=True)
         error = measured - self.target
         growth = max(measured - self.previous, 0.0)
@@ -384,9 +379,7 @@ class PIDKLController(FixedKLController):
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
-    """Return the measured divergence `kl` as a Python number. Raise if `kl` is not a number, is NaN or, if `finite` is
-    set, is infinite.
-    """
+    """Return the divergence `kl` as a Python number; raise if it is none, NaN or, if `finite`, infinite."""
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
     value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
     if math.isnan(value) or (finite and math.isinf(value)):

@@ -385,11 +385,8 @@ def linear_distillation_loss(
 
 
 def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the loss, computed from the logits of one chunk of positions after the other. The student's entropies
-    follow if `operation` computes them.
-
-    `RowTotal` computes a total of values with constant weights. If a weight requires a gradient, `RowValueFunction`
-    computes the values of all positions, and autograd differentiates the reduction.
+    """Return the loss and, if `operation` has them, the student's entropies, from one chunk of logits after the other.
+    If a weight requires a gradient, `RowValueFunction` computes all values, else `RowTotal` their total.
     """
     shares, scale = None, 1.0
     is_total = positions.settings.reduction != "none"
@@ -456,9 +453,7 @@ def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is
 
 
 def _counted(weights: Tensor) -> Tensor | None:
-    """Return the indices of the positions with a nonzero weight, shape (counted,). If all weights are nonzero, return
-    None.
-    """
+    """Return the indices of the positions with a nonzero weight, shape (counted,); None if all count."""
     indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
     return None if indices.numel() == weights.numel() else indices
 
@@ -467,9 +462,7 @@ _INPLACE = Arguments("distillation_loss", "DistillationLoss", inplace_backward=F
 
 
 def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
-    """Raise if `inplace` is set although the backward pass must not overwrite the student's logits with their
-    gradient.
-    """
+    """Raise if the backward pass must not overwrite the student's logits, although `inplace` asks for it."""
     if inplace is not True:
         _INPLACE.check(inplace_backward=inplace)
     base = student._base  # noqa: SLF001
@@ -501,9 +494,7 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
 
 
 def _has_tangents(tensors: list[Tensor | None]) -> bool:
-    """Return whether forward-mode differentiation is on for one of the tensors. If so, the loss cannot be computed in
-    chunks.
-    """
+    """Return whether forward-mode differentiation is on for a tensor, which needs all logits at once."""
     is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return is_forward and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors

@@ -25,7 +25,7 @@ from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
-# These constants are the smallest numbers of rows (positions) in a chunk, for one thread and for several threads. Small
+# A chunk has at least this number of rows (positions) with one thread, and with several threads. Small
 # chunks are slow, because each chunk reads the head, and reads and writes the head's gradient. Several threads need
 # more rows, because they synchronize some hundred times in the matrix products of a chunk. In half precision, where
 # products are faster, the numbers are doubled. `benchmarks/bench_head.py --constants` compares values of the constants.
@@ -37,8 +37,8 @@ _MIN_ROWS = 512
 # `_HEAD_DIVISOR`, whichever is larger.
 _MAX_BYTES = 32 << 20
 _HEAD_DIVISOR = 4
-# A tile is a block of rows of a head's weight, in float32. These constants are the sizes of a tile in bytes, for one
-# thread and for several threads. A tile should fit in a core's cache. Several threads get larger tiles, because they
+# A tile is a block of rows of a head's weight, in float32. A tile has this size in bytes with one thread, and with
+# several threads. A tile should fit in a core's cache. Several threads get larger tiles, because they
 # synchronize after each tile.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
@@ -53,9 +53,7 @@ _MAX_DERIVATIVE_PER_VALUE = 1e6
 
 
 class Head(NamedTuple):
-    """The settings of a head. A head computes the logits softcap * tanh(scale * (W h + b) / softcap) from hidden states
-    h, a weight W and a bias b.
-    """
+    """The settings of a head with the logits softcap * tanh(scale * (W h + b) / softcap) of hidden states h."""
 
     softcap: float | None
     scale: float | None  # None means 1
@@ -86,19 +84,15 @@ class StoredTensors(NamedTuple):
 
 
 def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
-    """Return the student's tensors and the teacher's tensors from `tensors`, the sequence of arguments of autograd's
-    functions.
-    """
+    """Return the student's and the teacher's tensors from the arguments of autograd's functions."""
     student, teacher = tensors[:3], tensors[3:]
     return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
 
 
 @dataclass(slots=True, eq=False)
 class HeadRows(TotalOperation):
-    """A row operation over two heads, or over one head and the rows of a stored teacher.
-
-    The arguments of the operation are the student's tensors and then the teacher's tensors, which `sides_of` separates.
-    If `has_second`, the operation's second output is the student's entropy at each position.
+    """A row operation over the student's head, then the teacher's head or stored rows; `sides_of` separates the
+    arguments. If `has_second`, the second output is the student's entropy at each position.
     """
 
     student: Head
@@ -117,26 +111,17 @@ class HeadRows(TotalOperation):
     has_second: bool = False
 
     def compute(self, *tensors: Any) -> tuple[Tensor, ...]:
-        """Return a tuple: the divergence of each position and, if `has_second`, the student's entropy at each
-        position.
-        """
         values, _, *second = sweep(self, tensors, None, (False,) * len(tensors))
         return values.to(self.dtype), *second
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
-        """Return a tuple: the weighted sum of the divergences, the gradients of this sum and, if `has_second`, the
-        student's entropies.
-        """
         weights = row_weights(self.weights, tensors[0], self.scale)
         values, gradients, *second = sweep(self, tensors, weights, wanted)
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients of the sum of `grad` times the divergences. The logits are computed again, one chunk
-        after the other.
-
-        If torch differentiates or batches the backward pass, differentiable operations on all logits at once compute
-        the gradients.
+        """Return the gradients from logits that are computed again in chunks; from all at once, differentiably, if
+        torch differentiates or batches the backward pass.
         """
         if self.shards is not None:
             check_first_derivative(self.shards.ranks, grad)
@@ -145,9 +130,7 @@ class HeadRows(TotalOperation):
         return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return `gradients` with the gradients of hidden states summed over the ranks. Autograd casts the sums to the
-        dtypes of the hidden states.
-        """
+        """Return `gradients`, with hidden states' gradients summed over the ranks. Autograd casts the sums."""
         if self.shards is None:
             return gradients
         student, teacher = sides_of(gradients)
@@ -157,9 +140,7 @@ class HeadRows(TotalOperation):
         return [*student, *teacher]
 
     def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
-        """Return the same results as `gradients`, computed by differentiable operations on the logits of all positions
-        at once.
-        """
+        """Return the results of `gradients`, by differentiable operations on the logits of all positions."""
         excluded = None  # the positions that do not count
         if self.counted is not None:
             excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
@@ -167,9 +148,7 @@ class HeadRows(TotalOperation):
         return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Return the divergence of each position, computed by differentiable operations on the logits of all positions
-        at once.
-        """
+        """Return the divergence of each position, by differentiable operations on all logits at once."""
         if self.overflows:  # an infinite gradient of the logits would give inf - inf, which is NaN
             tensors = [x if x is None else upcast(x) for x in tensors]
         student, teacher = sides_of(tensors)
@@ -180,9 +159,7 @@ class HeadRows(TotalOperation):
         return values if excluded is None else torch.where(excluded, 0, values)
 
     def _reference_values(self, student: Tensor, teacher: Any) -> Tensor:
-        """Return the divergence of each row. `student` has the student's logits, and `teacher` the tensors of the
-        teacher.
-        """
+        """Return the divergence of each row from the student's logits and the teacher's tensors."""
         if isinstance(self.teacher, TeacherRows):
             selected = self.teacher.classes(self.labels).of(student)
             return self.teacher.values(upcast(teacher.log_probs), selected, self.labels).to(self.dtype)
@@ -194,9 +171,7 @@ class HeadRows(TotalOperation):
         return logit_divergence(RowDivergence(self.kind, self.temperature, self.dtype, self.labels), p, q)
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Return the entropy of each row of the student's logits, which is log(number of classes) - KL(student ||
-        uniform).
-        """
+        """Return the student's entropy in each row, which is log(classes) - KL(student || uniform)."""
         uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
         compute, classes = value_and_gradient, logits.shape[-1]
         if self.shards is not None:
@@ -205,9 +180,7 @@ class HeadRows(TotalOperation):
         return (math.log(classes) - values).clamp(min=0)
 
     def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
-        """Return the student's entropy at each position, computed from the logits of all positions at once. The entropy
-        of an excluded position is 0.
-        """
+        """Return the student's entropy at each position from all logits at once; 0 if excluded."""
         student, _ = sides_of([x if x is None else x.detach() for x in tensors])
         logits = self.student.reference(student)
         uniform = torch.zeros_like(logits)
@@ -230,23 +203,16 @@ class HeadRows(TotalOperation):
 
 @remembered
 def may_overflow(kind: Divergence) -> bool:
-    """Return whether powers of p/q may make the derivatives with respect to the logits of a position much larger than
-    the position's weight.
-    """
+    """Return whether powers of p/q may make derivatives by logits much larger than the position's weight."""
     return not isinstance(kind, BuiltIn) or (
         kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0
     )
 
 
 def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
-    """Return the divergence of each position and the gradients of their weighted sum.
-
-    If `operation.has_second`, the student's entropies follow. Divergences and entropies are 0 at positions that do not
-    count.
-
-    `weights` are in the most accurate dtype of the device, or None if no gradient is wanted. If the gradient with
-    respect to the logits of a position overflows the logits' dtype, the products with the hidden states and the weight
-    become NaN. Such positions are computed again in float64.
+    """Return the divergence of each position, the gradients of their weighted sum and, if `operation.has_second`, the
+    entropies; 0 where a position does not count. `weights` are in the device's best dtype, or None without gradients.
+    Where a gradient by logits overflows, its products become NaN, and the position is computed again in float64.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
@@ -328,7 +294,7 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
 
 
 class _Side:
-    """One head during the pass over the chunks: the buffers of its logits, and the sums of its gradients."""
+    """One head during the pass over the chunks, with the buffers of its logits and the sums of its gradients."""
 
     def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head
@@ -360,9 +326,7 @@ class _Side:
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
-        """Write the logits of the positions `where` to the buffer, and return them. A class that this head lacks gets
-        the logit -inf.
-        """
+        """Write the logits of the positions `where` to the buffer, -inf for classes that this head lacks."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
         self._write(hidden, logits[:, :own])
@@ -395,10 +359,7 @@ class _Side:
             out.div_(head.softcap).tanh_().mul_(head.softcap)
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
-        """Add the contribution of the positions `where` to the sums of the gradients of hidden states, weight and bias.
-
-        `gradient` is the gradient with respect to the logits of these positions; the method overwrites `gradient`.
-        """
+        """Add the products of `gradient`, by the logits of the positions `where`, to the sums, and overwrite it."""
         gradient = gradient[:, : self.weight.shape[0]]
         if self.head.softcap is not None and self.spare is not None:
             derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
@@ -454,9 +415,7 @@ class _Side:
                 self._add_to_tile(tile, gradient[:, tile].float().t() @ hidden)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return a list of the gradients of the hidden states, the weight and the bias. The gradient of the hidden
-        states has the dtype of the sum.
-        """
+        """Return the gradients of hidden states (in the dtype of the sum), weight and bias."""
         if self.is_first and self.by_weight is not None:
             self.by_weight.zero_()
         by_weight, by_bias = self.by_weight, self.by_bias
@@ -475,20 +434,14 @@ class _Side:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the divergences of the positions `where`, and the gradients with respect to the teacher's and the
-        student's logits.
-
-        This object is the teacher's head, and `q` has the student's logits. The gradients overwrite the logits.
-        """
+        """Return the values at `where`, and the gradients by both sides' logits, which the gradients overwrite."""
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
         rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
 
 
 class _StoredSide:
-    """A stored teacher during the pass over the chunks: its log-probabilities of the stored classes, and their
-    gradient.
-    """
+    """A stored teacher during the pass over the chunks: its log-probabilities and their gradient."""
 
     class_bytes = 0
 
@@ -506,9 +459,7 @@ class _StoredSide:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the divergences of the positions `where`, and the gradients of the stored log-probabilities and of the
-        student's logits `q`.
-        """
+        """Return the values of the positions `where`, and the gradients of log-probabilities and of logits `q`."""
         rows = self.rows.of_rows(where)
         shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
@@ -534,25 +485,19 @@ class _StoredSide:
             self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return a list with one entry, the gradient of the teacher's log-probabilities; the entry is None if it is not
-        wanted.
-        """
+        """Return a list of the gradient of the teacher's log-probabilities, None if not wanted."""
         return [self.by_log_probs]
 
 
 def _is_slow_to_multiply(weight: Tensor) -> bool:
-    """Return whether the CPU multiplies matrices of the weight's dtype more slowly than it casts them to float32 and
-    multiplies.
-    """
+    """Return whether a matrix product on the CPU is faster after a cast of the weight to float32."""
     if weight.dtype.itemsize >= 4 or not weight.is_cpu:
         return False
     return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
 
 
 def _sums_in_float32(x: Tensor) -> bool:
-    """Return whether the device multiplies half-precision matrices of the dtype of `x` and writes float32 results.
-    torch cannot do so on the CPU and on some AMD GPUs.
-    """
+    """Return whether the device has half-precision products with float32 results (no CPU, not all AMD GPUs)."""
     return x.is_cuda and torch.version.hip is None and x.dtype.itemsize < 4
 
 
@@ -566,9 +511,7 @@ def _tiles(weight: Tensor) -> Iterator[slice]:
 
 
 def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield each tile of a weight as a pair: a slice of the rows, and the rows in float32. All tiles share one buffer,
-    so the next tile overwrites the rows.
-    """
+    """Yield the rows of each tile as a slice and in float32, in one buffer that the next tile overwrites."""
     buffer = None
     for tile in _tiles(weight):
         part = weight[tile]

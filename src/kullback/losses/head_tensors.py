@@ -17,9 +17,7 @@ HEAD_CALL = "linear_distillation_loss"
 
 
 class HeadTensors(NamedTuple):
-    """The hidden states, weight and bias of one head. The fields may instead have gradients, flags or argument names of
-    these tensors.
-    """
+    """Hidden states, weight and bias of one head; or their gradients, flags or argument names."""
 
     hidden: Any
     weight: Any
@@ -55,10 +53,8 @@ def _is_autocast_on(device: str) -> bool:
 def checked_tensors(
     student: HeadTensors, teacher: HeadTensors, stored: PartialTeacher | None, settings: LossSettings
 ) -> tuple[torch.dtype, list[HeadTensors]]:
-    """Return the dtype of the loss and the tensors of each head; raise unless the tensors of both heads fit together.
-
-    The returned hidden states are a matrix. Autograd can save all returned tensors for the backward pass. If autocast
-    is on, tensors other than float64 have the autocast dtype. `stored` is a teacher without a head, or None.
+    """Return the dtype of the loss and each head's tensors, which autograd can save, with a matrix of hidden states, in
+    the dtype of autocast (except float64). Raise unless they fit. `stored` is a teacher without a head, or None.
     """
     heads = (
         [(STUDENT_NAMES, student)]

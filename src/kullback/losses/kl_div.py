@@ -145,9 +145,7 @@ def _in_script(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor:
-    """Call `kl_div` in Python. `torch.jit.script` compiles this function in place of `kl_div`, which it cannot
-    compile.
-    """
+    """Call `kl_div` in Python. `torch.jit.script` compiles this instead of `kl_div`, which it cannot compile."""
     return _outside_script(input, target, size_average, reduce, reduction, log_target)
 
 
@@ -174,9 +172,7 @@ def _native(log_q: Tensor, target: Tensor, meant: Reduction, log_target: bool) -
 
 
 def _result_dtype(log_q: Tensor, target: Tensor) -> torch.dtype:
-    """Return the dtype `torch.result_type(log_q, target)` of two floating-point tensors, by operations that
-    torch.compile can trace.
-    """
+    """Return `torch.result_type` of two floating-point tensors, by operations that torch.compile traces."""
     deciding = [x.dtype for x in (log_q, target) if x.dim()] or [log_q.dtype, target.dtype]
     dtype = torch.promote_types(deciding[0], deciding[-1])
     # Under autocast, torch computes kl_div of half-precision tensors in float32, so the result here is float32 too.
@@ -205,9 +201,7 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
 
 
 def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors as nested tensors of the same structure. torch's kl_div broadcasts a dense tensor with a
-    nested tensor, so this function does too.
-    """
+    """Return both as nested tensors of one structure. Like torch's kl_div, a dense tensor broadcasts."""
     jagged = log_q if log_q.is_nested else target
     try:
         first, second = (

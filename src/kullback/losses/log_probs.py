@@ -153,9 +153,7 @@ def estimates(
     direction: Direction = "forward",
     support: Support | None = None,
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return two results: a list of the values of each estimator, and the weights of the actions, 1 or 0. The weights
-    are None if all actions count.
-    """
+    """Return the values of each estimator, and the weights of the actions, 1 or 0; None if all count."""
     check_log_probs(call, log_p, log_q)
     log_p, log_q = _within_both(call, recordable(log_p), recordable(log_q), support, mask)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device, stacklevel=6)
@@ -194,8 +192,8 @@ def kl_surrogate(
     are other gradients, which `kl_from_log_probs` lists.
 
     P, Q and B are the distributions of a single action, which is one entry of the tensors. If each token of a sequence
-    is an action, the gradient of the sum of the values over tokens estimates the gradient of the sum of the divergences
-    at the visited prefixes. This gradient ignores that the policy also decides which prefixes are visited. For the
+    is an action, the gradient of the values' sum over tokens estimates the gradient of the divergences' sum over the
+    visited prefixes. This gradient ignores that the policy also decides which prefixes are visited. For the
     divergence of sequences, first sum the log-probabilities of each sequence. B decides which prefixes are visited,
     unless `importance` reweights the prefixes.
 
@@ -330,9 +328,7 @@ def _within_both(
 def _log_weight(
     log_ratio: Tensor, importance: Importance, limits: tuple[float, float] | None, mask: Tensor | None
 ) -> Tensor:
-    """Return the logarithms of the importance weights, clipped to the pair `limits`. `log_ratio` has log(p/b) of each
-    action, where b is the probability of the action when it was sampled.
-    """
+    """Return the clipped logarithms of the importance weights from log(p/b) of each action."""
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:
         logs = logs if mask is None else torch.where(mask, logs, 0)
@@ -444,18 +440,14 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `log_p` and `log_q` as a pair whose first entry is under the distribution that the actions were sampled
-    from.
-    """
+    """Return the log-probabilities as a pair, first those under the sampled distribution."""
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 
 
 def _check_weighting(
     call: str, log_ratio: Tensor | None, importance: str, clip: object
 ) -> tuple[float, float] | None:
-    """Return the limits (low, high) of log w, the logarithm of the importance weight, or None if `clip` is None. Raise
-    if the limits are invalid, or if `log_ratio` is missing although a weight is needed.
-    """
+    """Return the limits (low, high) of log w, or None without `clip`; raise if the arguments do not fit."""
     if log_ratio is None and (importance != "action" or clip is not None):
         raise invalid_value(
             call,

@@ -24,7 +24,6 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
-from kullback.losses.scored import ScoredRows
 from kullback.losses.settings import LossSettings
 from kullback.losses.teachers import (
     LogitTeacher,
@@ -33,7 +32,7 @@ from kullback.losses.teachers import (
     check_logits,
     compared_classes,
 )
-from kullback.losses.top_k import TopK
+from kullback.losses.top_k import ScoredRows, TopK
 from kullback.partial_rows import places_of
 
 _CALL = "Mixture"
@@ -51,8 +50,8 @@ class Mixture(PartialTeacher):
     The divergence from the mixture is at most the weighted mean of the divergences from the teachers. For KL, both have
     the same gradient for the student. For other kinds, the gradients differ, too.
 
-    If every teacher gives logits, all probabilities of the mixture are known. `TopK` and `Scored` know some classes,
-    with the same `tail` in all of them:
+    If every teacher gives logits, all probabilities of the mixture are known. `TopK` and `Scored` have some classes.
+    All teachers then need the same `tail`:
 
     - ``"bucket"`` and ``"zero"``: a class is known if every teacher lists it. Logits list all classes. All other
       classes count as one, or are left out. The loss never exceeds the divergence from the whole mixture. Teachers that
@@ -111,7 +110,7 @@ class Mixture(PartialTeacher):
 
     @property
     def _partial(self) -> list[TopK]:
-        """The teachers that know some classes only."""
+        """The teachers with only some classes."""
         return [teacher for teacher in self.teachers if isinstance(teacher, TopK)]
 
     @property
@@ -141,7 +140,6 @@ class Mixture(PartialTeacher):
 
     @property
     def largest_index(self) -> int:
-        """The largest index of a class, or -1 if the values were not checked."""
         return max([teacher.largest_index for teacher in self._partial], default=self._classes - 1)
 
     @property
@@ -149,12 +147,10 @@ class Mixture(PartialTeacher):
         return self._logits[0].shape[-1] if self._logits else 0
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless the teachers support `kind` and `temperature`."""
         for teacher in self._partial:
             teacher.check_settings(call, kind, temperature)
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if a position that counts contains NaN, or lists without a common class."""
         for teacher in self._partial:
             teacher.check_counted(call, weights)
         if self._disjoint is None:
@@ -170,23 +166,19 @@ class Mixture(PartialTeacher):
             )
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return float64 if the student's logits or a teacher are float64, else float32."""
         tensors = [*self._logits, *(teacher.log_probs for teacher in self._partial)]
         return torch.float64 if torch.float64 in (student, *(x.dtype for x in tensors)) else torch.float32
 
     def check_student(self, call: str, student: Tensor) -> None:
-        """Raise unless the student's logits and the teachers have the same positions and device."""
         self._partial[0].check_student(call, student)
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
-        """Return the dtype of the loss. Raise unless the teacher fits the student's logits and the settings."""
         if self._partial:
             return super().check(call, student, settings)
         LogitTeacher(self._logits[0]).check(call, student, settings)
         return self.result_dtype(student.dtype)
 
     def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
-        """Return the reduced loss, computed from the student's logits."""
         if self._partial:
             return super().loss(student, positions, inplace)
         settings, sizes = positions.settings, (student.shape[-1], self._classes)
@@ -197,16 +189,12 @@ class Mixture(PartialTeacher):
         return LogitTeacher(mixed).loss(student, positions, inplace)
 
     def checked_rows(self, positions: Positions, classes: int) -> TeacherRows:
-        """Return the result of `rows`. Raise if the teachers are unknown at a position that counts."""
         mixture = self._compared(positions, positions.settings.classes)
         return PartialTeacher.checked_rows(mixture, positions, classes)
 
     def _compared(self, positions: Positions, classes: int | None) -> Mixture:
-        """Return the mixture of the first `classes` logits of each teacher; of all if `classes` is None. Each teacher's
-        probabilities are normalized over these classes.
-
-        Zeros replace logits that require a gradient at positions that do not count, so that NaN at these positions does
-        not reach the gradient.
+        """Return the mixture of the first `classes` logits of each teacher; None means all. Where a position does not
+        count, zeros replace logits with a gradient, so that NaN does not reach the gradient.
         """
         excluded = None
         if positions.weights is not None and any(x.requires_grad for x in self._logits):
@@ -219,7 +207,6 @@ class Mixture(PartialTeacher):
         return Mixture(list(logits), self.weights)
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> ScoredRows:
-        """Return the teacher's rows for a student that has `classes` classes."""
         partial = self._partial
         tail = partial[0].tail if partial else "bucket"
         if partial:
@@ -240,14 +227,11 @@ class Mixture(PartialTeacher):
 
     @property
     def _as_computed(self) -> list[Tensor]:
-        """Empty tensors of the dtypes in which the logits' normalizers are computed."""
+        """Empty tensors, one for each teacher, with the dtype of its logits' normalizers."""
         return [x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)) for x in self._logits]
 
     def _known(self, lists: list[Tensor]) -> Tensor:
-        """Return the classes, shape (rows, k), whose probability in the mixture follows from the teachers' lists.
-
-        -1 is padding.
-        """
+        """Return the known classes of the mixture, -1 for padding, from the teachers' lists, shape (rows, k)."""
         if self._partial[0].tail == "renormalize":
             return _each_once(torch.cat(lists, -1))
         indices = lists[0]

@@ -27,9 +27,7 @@ from kullback.losses.settings import LossSettings
 
 
 class Positions(NamedTuple):
-    """The checked arguments that describe the positions of a loss: mask, weights, labels, normalizer and settings.
-    Methods reduce the values of the positions to the loss.
-    """
+    """The checked mask, weights, labels, normalizer and settings, which reduce values to the loss."""
 
     call: str  # the function that the user called, for messages
     settings: LossSettings
@@ -57,9 +55,7 @@ class Positions(NamedTuple):
             )
 
     def shares(self) -> tuple[Tensor | None, float]:
-        """Return the factors of the positions' values in the reduced loss: a weight for each position, and a number
-        that multiplies all values. The weights are None if all are 1.
-        """
+        """Return a weight for each position (None if all are 1), and the factor of all values in the loss."""
         weights, normalizer, scale = self.weights, self.normalizer, self.scale
         if isinstance(normalizer, Tensor):
             if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
@@ -82,9 +78,7 @@ class Positions(NamedTuple):
         return weights, scale / max(divisor, 1)
 
     def reduce(self, values: Tensor) -> Tensor:
-        """Return the reduced loss for the values of the positions. A value at a position of weight 0 has no effect,
-        even if it is NaN.
-        """
+        """Return the reduced loss. A value at a position of weight 0 has no effect, even if it is NaN."""
         is_sum = self.settings.reduction != "none"
         weights, factor = self.shares() if is_sum else (self.weights, self.scale)
         if weights is not None:
@@ -167,17 +161,8 @@ def warn_if_nothing_counts(
     ignore_index: int = -100,
     stacklevel: int = 4,
 ) -> None:
-    """Warn if no position counts, and name the argument that excludes all positions.
-
-    The check is made only on the CPU, because reading values on an accelerator would synchronize. There is no check
-    while torch compiles.
-
-    Arguments:
-        call: the function that the user called.
-        arguments: mask, weight and labels by name; None for an argument that was not given.
-        counted: for each position, whether the position counts, or the weight of the position.
-        ignore_index: the label of positions that do not count.
-        stacklevel: the `stacklevel` of `warnings.warn`.
+    """Warn if `counted` is 0 everywhere, and name which of `arguments` (None if not given) excludes all positions. Only
+    the CPU is checked, outside of torch.compile, because reading would synchronize an accelerator.
     """
     is_readable = counted.device.type == "cpu" and counted.numel() > 0 and can_inspect(counted)
     if not is_readable or bool(counted.any()):
@@ -205,10 +190,8 @@ def position_weights(
     stacklevel: int = 4,
     takes_labels: bool = False,
 ) -> Tensor | None:
-    """Return the weight of each position, which is 0 if the position does not count. Return None if all weights are 1.
-
-    The dtype of the weights is `dtype` or the dtype of `weight`, whichever is more precise. `takes_labels` says whether
-    the user's call has the arguments `labels` and `weight`. If so, an error about the mask may suggest these arguments.
+    """Return each position's weight in `dtype` or better, 0 if it does not count; None if all are 1. `takes_labels`
+    says whether the call has `labels` and `weight`, which errors about the mask may suggest.
     """
     if mask is weight is labels is None:
         return None
@@ -238,7 +221,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
     """Return the remedy that an error suggests for a mask that is not boolean. The remedy depends on the values of the
     mask, which may be labels.
 
-    `takes_labels` says whether the call has the arguments `labels` and `weight`.
+    If `takes_labels`, the call has the arguments `labels` and `weight`.
 
     Example:
         >>> mask_remedy(torch.tensor([1, 0])), mask_remedy(torch.tensor([7, -100]))
@@ -259,9 +242,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
 def _mixed_labels(
     call: str, labels: Tensor | None, label_weight: float, weights: Tensor | None, scale: float
 ) -> HardLabels:
-    """Return the labels, with the factors of the divergence and of the cross-entropy. The factor of the divergence
-    includes `scale`.
-    """
+    """Return the labels with the factors of the divergence (including `scale`) and of the cross-entropy."""
     if labels is None:
         wanted = "the true class of each position, because label_weight is not 0"
         instead = "labels=labels, with ignore_index at positions without a label; or label_weight=0.0"
@@ -310,9 +291,7 @@ def _check_device(call: str, name: str, tensor: Tensor, device: torch.device) ->
 
 
 def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
-    """Return the remedy that an error suggests for a tensor whose shape is not `positions`, the shape of the
-    positions.
-    """
+    """Return the remedy for a tensor that does not have the shape `positions`."""
     if tensor.ndim == len(positions) > 0 and tensor.shape[-1] == positions[-1] + 1:
         return f"{name}={name}[..., 1:], because the logits of a position predict the next token"
     if tensor.ndim <= len(positions) and all(

@@ -24,9 +24,7 @@ ARGUMENTS = Arguments(
 
 
 def check_reduction(call: str, reduction: object) -> Reduction:
-    """Return `reduction` if it is one of the words in `REDUCTIONS`. Else raise an error that names the function
-    `call`.
-    """
+    """Return `reduction` if it is in `REDUCTIONS`; else raise an error that names `call`."""
     if isinstance(reduction, str) and reduction in REDUCTIONS:
         return reduction
     raise REDUCTION.refusal(call, "reduction", reduction)
@@ -71,9 +69,7 @@ _warn._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFu
 
 
 def reduce_terms(terms: Tensor, reduction: Reduction, *, batch_size: int) -> Tensor:
-    """Return the terms of a loss, reduced. ``"batchmean"`` divides the sum of the terms by `batch_size`, the number of
-    rows.
-    """
+    """Return the reduced terms of a loss. ``"batchmean"`` divides their sum by `batch_size`."""
     if reduction == "none":
         return terms
     if reduction == "mean":

@@ -108,7 +108,7 @@ _UNITS = Arguments("active_units", threshold=Number(least=0, below=math.inf, nou
 
 @by_name()
 def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -> Tensor:
-    r"""Return which latent dimensions depend on the example.
+    r"""Return a mask of the latent dimensions that depend on the example.
 
     .. math:: \operatorname{Var}_x\big(E_{q(z \mid x)}[z_j]\big) > \text{threshold}
 
@@ -301,7 +301,6 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def extra_repr(self) -> str:
-        """Return the settings of the regularizer as text for its repr."""
         settings = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
         return shown_options(self, KLRegularizer, settings, always=("coefficient",))
 
@@ -342,9 +341,7 @@ class KLRegularizer(torch.nn.Module):
 
     @torch.no_grad()
     def step(self) -> None:
-        """End one step of the optimizer: store the mean KL since the last step, and update the coefficient and the
-        capacity.
-        """
+        """End one step of the optimizer: store its mean KL, and update the coefficient and the capacity."""
         self._steps += 1
         self.steps_taken.fill_(self._steps)
         sums = self._sums.clone()
@@ -357,10 +354,8 @@ class KLRegularizer(torch.nn.Module):
         self._follow_schedules()
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
-        """Return the term of the loss before the coefficient multiplies it.
-
-        `mean` has the mean KL of each group of latent dimensions, and `everywhere` has the same means over all
-        processes. `count` is the sum of the examples' weights.
+        """Return the term of the loss without the coefficient, from the mean KL of each group in this process and
+        `everywhere`; `count` is the sum of the examples' weights.
         """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
@@ -370,9 +365,7 @@ class KLRegularizer(torch.nn.Module):
         return mean.sum()
 
     def _in_groups(self, call: str, kl: Tensor) -> Tensor:
-        """Return the KL of each group of latent dimensions, shape (examples, groups), from the KL of each dimension,
-        shape (examples, ...).
-        """
+        """Return the KL of each group, shape (examples, groups), from the KL of each latent dimension."""
         latent = kl.ndim - 1
         kept = range(latent) if self.group_dims is None else self.group_dims
         if any(not 0 <= dim < latent for dim in kept):
@@ -384,10 +377,8 @@ class KLRegularizer(torch.nn.Module):
         return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
 
     def _add_to_sums(self, total: Tensor, count: Tensor) -> Tensor:
-        """Add the KL of a batch to the sums of this step, and return the mean KL of each group over all processes.
-
-        `total` has the weighted sum of the KL of each group over the examples, and `count` is the sum of the examples'
-        weights.
+        """Add a batch's weighted sums of each group's KL, and its sum of weights `count`, to this step's sums. Return
+        the mean KL of each group over all processes.
         """
         if self.training:
             self._sums += torch.stack([total.sum(), count]).to(self._sums)
@@ -426,9 +417,7 @@ class KLRegularizer(torch.nn.Module):
 
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
-    """Return posterior and prior in float32 or better. Where possible, the base distribution replaces an `Independent`
-    distribution, so that each latent dimension has its own KL.
-    """
+    """Return both in float32 or better, without `Independent` where each latent dimension can have its own KL."""
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)
     if prior is not None and not isinstance(prior, Distribution):
@@ -473,9 +462,7 @@ def _without_half(d: Distribution) -> Distribution:
 
 
 def _dims_of_examples(posterior: Distribution, batch_dims: int) -> int:
-    """Return how many leading batch dimensions index examples. The number is 0 if the posterior has no batch shape but
-    an event shape.
-    """
+    """Return how many leading batch dimensions index examples: 0 for an event shape without batch shape."""
     return batch_dims if posterior.batch_shape or not posterior.event_shape else 0
 
 
@@ -488,9 +475,7 @@ def _of_examples(
     batch_dims: int,
     rule: _Rule,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return two tensors: the KL of each example and latent dimension, shape (examples, ...), and the weights of the
-    examples. The weights are None if all are 1.
-    """
+    """Return the KL by example and latent dimension, and the weights of the examples; None if all are 1."""
     from kullback.pairs.clone import parameters_of
 
     device = next((x.device.type for x in parameters_of(p)), "cpu")

@@ -53,8 +53,8 @@ class SampledTail(PartialTeacher):
         top: the most probable classes and their log-probabilities, shape (..., k).
         tail_indices: classes drawn from the other classes, integer, shape (..., m). The draws are independent and with
             replacement, and class i has probability :math:`p_i / M`.
-        tail_log_probs: the natural log-probabilities of the drawn classes among all classes, shape (..., m). -inf means
-            padding, and is allowed only at positions where the other classes have no mass.
+        tail_log_probs: the natural log-probabilities of the drawn classes among all classes, shape (..., m). Padding is
+            -inf, and is allowed only at positions where the other classes have no mass.
         tail_log_mass: :math:`\log M`, the log of the mass of all classes that are not in `top`, shape (...).
         validate: whether to check the values.
 
@@ -136,21 +136,17 @@ class SampledTail(PartialTeacher):
 
     @property
     def kept_indices(self) -> Tensor:
-        """The indices of the top classes, shape (..., k)."""
         return self.top.indices
 
     @property
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of the top classes, shape (..., k)."""
         return self.top.log_probs
 
     @property
     def index_tensors(self) -> tuple[Tensor, ...]:
-        """The indices of the top classes, shape (..., k), and of the drawn classes, shape (..., m)."""
         return self.top.indices, self.tail_indices
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless `temperature` is 1 and `kind` is a sum over classes."""
         if temperature != 1:
             raise invalid_value(
                 call,
@@ -167,7 +163,6 @@ class SampledTail(PartialTeacher):
             raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return float64 if the student's logits are float64, else float32."""
         return torch.float64 if student == torch.float64 else torch.float32
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> SampledRows:
@@ -259,9 +254,7 @@ def sampled_tail_divergence(
 
 @dataclass(frozen=True, eq=False)
 class SampledRows(TeacherRows):
-    """The rows of a `SampledTail`: the top classes and the drawn classes of each row, with the weights of their
-    terms.
-    """
+    """The rows of a `SampledTail`: top and drawn classes, with the weights of their terms."""
 
     weights: Tensor  # the weight of each class's term: 1 for a top class, M / (m p) for a drawn class
     tail_mass: Tensor  # M, the teacher's mass outside the top classes
@@ -271,7 +264,6 @@ class SampledRows(TeacherRows):
     leaves_out: ClassVar[bool] = False
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
-        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
         log_q = logits[:, :-1] - logits[:, -1:]
         values = transformable(WeightedTerms(self.kind), log_probs, log_q, self.weights)
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)

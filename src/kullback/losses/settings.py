@@ -103,9 +103,7 @@ class LossSettings(NamedTuple):
     classes: int | None
 
     def checked(self, call: str) -> LossSettings:
-        """Check the settings, convert `kind` to a `Divergence`, and return the settings. If a setting is invalid, raise
-        an error that names the function `call`.
-        """
+        """Return the checked settings with a `Divergence` as `kind`. Errors name the function `call`."""
         settings = _checked_settings(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
             return settings
@@ -132,9 +130,7 @@ class HeadSettings(NamedTuple):
     return_entropy: bool
 
     def checked(self, call: str) -> HeadSettings:
-        """Check the settings, and return them with `softcap` and `logit_scale` as pairs (the student's, the teacher's).
-        If a setting is invalid, raise an error that names the function `call`.
-        """
+        """Return the checked settings, with pairs (the student's, the teacher's). Errors name `call`."""
         return _checked_heads(call, *self)
 
 
@@ -162,9 +158,7 @@ def _invalid(call: str, name: str, value: object, wanted: str, instead: str) -> 
 
 
 def check_kind(call: str, kind: object) -> Divergence:
-    """Return `kind` as a `Divergence`. Raise if `kind` is no divergence, or is a divergence that is 0 for all
-    distributions.
-    """
+    """Return `kind` as a `Divergence`; raise if it is none, or is 0 for all distributions."""
     kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
         wanted = "a divergence that is not identically 0"

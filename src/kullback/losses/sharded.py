@@ -21,11 +21,8 @@ _T = TypeVar("_T")
 def local_tensors(
     call: str, tensors: Mapping[str, Any], dims: Sequence[int | None], group: Any
 ) -> tuple[list[Any], Ranks]:
-    """Return two results: a list with this rank's part of each tensor, and the group of ranks. If there are DTensors,
-    the group comes from their device mesh.
-
-    `dims` has, for each tensor, the dimension that contains the classes, or None if every rank has the complete tensor.
-    Objects other than tensors are returned unchanged.
+    """Return this rank's part of each tensor, and the ranks, if need be from the DTensors' device mesh. `dims` has the
+    dimension of the classes of each tensor, or None if every rank has all. Other objects stay as they are.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}
@@ -51,9 +48,7 @@ def local_tensors(
 
 
 def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterable[object]) -> _T:
-    """Return the result of `check`, which checks the arguments of this rank. If `check` raises an error, the other
-    ranks raise the error too.
-    """
+    """Return the result of `check` for this rank's arguments. Its error is raised on the other ranks too."""
     try:
         return check()
     except KullbackError as error:

@@ -34,9 +34,7 @@ class LogitTeacher(NamedTuple):
     logits: Tensor
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
-        """Return the dtype of the loss. Raise unless the logits of student and teacher have the same positions and
-        device.
-        """
+        """Return the dtype of the loss; raise unless both sides have the same positions and device."""
         teacher = self.logits
         if not are_logits(student, teacher):
             check_logits(call, "student", student, other=teacher)
@@ -138,19 +136,13 @@ class TeacherRows(ABC):
     def classes(
         self, labels: HardLabels | None = None, shard: Shard | None = None
     ) -> SelectedClasses | ShardedClasses:
-        """Return the row operation that reads the student's logits at `indices`. If `shard` is given, the logits
-        contain only this shard's classes; otherwise they contain all classes.
-        """
+        """Return the row operation that reads the student's logits at `indices`: of all classes, or of a `shard`."""
         of_labels = None if labels is None else labels.classes
         read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
         return read if shard is None else ShardedClasses(shard, read)
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
-        """Return the value of each row: the divergence or, if `labels` is given, the weighted sum of divergence and
-        cross-entropy.
-
-        `columns` contains the student's logits that the row operation `classes` reads.
-        """
+        """Return the divergences from `columns`, the results of `classes`, mixed with cross-entropies of labels."""
         log_probs = log_probs.to(columns.dtype)
         if labels is None:
             return self.divergence(log_probs, columns)
@@ -163,11 +155,8 @@ class TeacherRows(ABC):
         shard: Shard | None = None,
         excluded: Tensor | None = None,
     ) -> Tensor:
-        """Return the value of each position. `student` has the student's logits of all classes, or of the classes of
-        `shard`.
-
-        At positions where `excluded` is True, the values are arbitrary constants. NaN at such a position has no effect,
-        even on higher derivatives.
+        """Return the value of each position from the student's logits of all classes, or of `shard`. An `excluded`
+        position has an arbitrary constant value, so that NaN there has no effect, even on higher derivatives.
         """
         positions = student.shape[:-1]
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
@@ -226,9 +215,7 @@ class PartialTeacher(ShortRepr, ABC):
         """Raise unless the teacher supports `kind` and `temperature`."""
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return the dtype of the divergence, which is float64 if the student or the teacher is in float64, else
-        float32.
-        """
+        """Return the dtype of the divergence: float64 if the student or the teacher is float64, else float32."""
         return torch.float64 if torch.float64 in (student, self.kept_log_probs.dtype) else torch.float32
 
     def flat(self, x: Tensor) -> Tensor:
@@ -237,9 +224,7 @@ class PartialTeacher(ShortRepr, ABC):
         return recordable(x).reshape(positions.numel(), x.shape[len(positions) :].numel())
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if the teacher's probabilities are unknown at a position whose weight is not 0. If `weights` is None,
-        all positions count.
-        """
+        """Raise if the teacher is unknown at a position whose weight is not 0; None means weights of 1."""
 
     def check_indices(self, call: str, classes: int) -> None:
         """Raise if an index of a class is not below `classes`, the student's number of classes."""
@@ -254,9 +239,7 @@ class PartialTeacher(ShortRepr, ABC):
             )
 
     def checked_rows(self, positions: Positions, classes: int) -> TeacherRows:
-        """Return the result of `rows`. Raise if an index is not below `classes`, or if the teacher is unknown at a
-        position that counts.
-        """
+        """Return `rows`; raise if an index is too large, or a position that counts is unknown."""
         self.check_indices(positions.call, classes)
         self.check_counted(positions.call, positions.weights)
         settings = positions.settings
@@ -295,29 +278,23 @@ class PartialTeacher(ShortRepr, ABC):
 
 @dataclass(slots=True, eq=False)
 class WeightedTerms(RowOperation):
-    """The row operation that sums weighted terms of a divergence over some classes. The masses p and q of these classes
-    need not sum to 1.
-
-    The gradients with respect to log p and log q come from `kind.derivatives`. A term of weight 0 has no effect, even
-    if it is NaN.
+    """The weighted sum of a divergence's terms over some classes, whose masses need not sum to 1. The gradients come
+    from `kind.derivatives`. A term of weight 0 has no effect, even if it is NaN.
     """
 
     kind: Divergence
 
     def compute(self, log_p: Tensor, log_q: Tensor, weights: Tensor) -> tuple[Tensor]:
-        """Return a tuple with one tensor: the weighted sum of the terms of each row, shape (rows,)."""
         terms = self.kind.terms(pair_of_logs(log_p, log_q))
         return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients with respect to log p and log q of the sum of `grad` times the weighted sums."""
         log_p, log_q, weights = tensors
         counted = weights * grad.unsqueeze(-1)
         by_p, by_q = self.kind.derivatives(pair_of_logs(log_p, log_q))
         return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of each row's weighted sum along `tangents`."""
         log_p, log_q, weights = tensors
         derivatives = self.kind.derivatives(pair_of_logs(log_p, log_q))
         changes = [by * t for by, t in zip(derivatives, tangents, strict=False) if t is not None]
@@ -333,9 +310,7 @@ def partial_divergence(
     temperature: float,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    """Return the divergence of each position of `student` from the teacher. Raise unless the teacher is an instance of
-    `wanted`.
-    """
+    """Return the divergence of each position; raise unless the teacher is a `wanted`."""
     kind = check_kind(call, kind)
     check_result_dtype(call, dtype)
     temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
@@ -352,9 +327,7 @@ def partial_divergence(
 
 
 def check_logits(call: str, name: str, x: object, *, other: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits. `other` has the logits of the other side, on which the remedy
-    depends.
-    """
+    """Raise unless `x` is a dense tensor of logits. The remedy depends on `other`, the other side's logits."""
     if isinstance(x, Tensor):
         check_dense(call, name, x)
         if x.is_floating_point() and x.ndim > 0:
@@ -376,9 +349,7 @@ def check_logits(call: str, name: str, x: object, *, other: object = None) -> No
 
 
 def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
-    """Return the remedy for a list of tensors instead of one tensor: to join the tensors, or to average their losses.
-    Return None if neither fits.
-    """
+    """Return the remedy for a list of tensors: to join them, or to average their losses; None if none fits."""
     to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
     for join in ("stack", "cat") if positions else ():
         with suppress(RuntimeError):
@@ -393,10 +364,8 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 def compared_classes(
     call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
 ) -> tuple[int, int]:
-    """Return the number of leading classes of the student, and the number of leading classes of the teacher, that are
-    compared. Raise if `sizes`, their numbers of classes, contradict the settings.
-
-    `names` are the names of the arguments that contain the classes, for error messages.
+    """Return the numbers of leading classes of student and teacher to compare; raise if `sizes` contradict the
+    settings. `names` are the arguments with the classes.
     """
     if 0 in sizes:
         check_any_class(call, names[sizes.index(0)], 0)
@@ -428,11 +397,8 @@ def check_any_class(call: str, name: str, classes: int) -> None:
 def check_positions(
     call: str, student: Tensor, teacher: Tensor, move: str, *, last: str = "classes", rows: str = "logits"
 ) -> None:
-    """Raise unless student and teacher have the same device and the same positions, which are all dimensions except the
-    last.
-
-    `move` is the code that moves the teacher to the student's device, for the error about devices. `last` and `rows`
-    are the words for the student's last dimension and for its rows in error messages.
+    """Raise unless both have one device and the same positions, all dimensions but the last. `move` is the remedy for
+    devices; `last` and `rows` are words for the student's last dimension and its rows.
     """
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(

@@ -1,4 +1,4 @@
-"""Divergences from a teacher's most probable classes, as inference servers and files of stored logits give them."""
+"""Divergences from a teacher's most probable classes, or classes that someone else chose, with their probabilities."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TopK(PartialTeacher):
     entry counts as not kept. The index of a padding entry may be a negative number or any valid class index, even a
     repeated index.
 
-    Nothing is assumed about classes that are not kept: one of them may be more probable than the kept classes. `Scored`
+    A class that is not kept may be more probable than the kept classes. `Scored`
     is for classes that someone else chose, such as the student's most probable classes.
 
     Arguments:
@@ -61,9 +61,9 @@ class TopK(PartialTeacher):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error if
-            an index is negative or repeated, a log-probability is positive, the probabilities sum to more than one, or
-            the row has no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
+        ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error for
+            a negative or repeated index, for a positive log-probability, for probabilities that sum to more than one,
+            and for no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
             unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:
@@ -101,21 +101,17 @@ class TopK(PartialTeacher):
 
     @property
     def kept_indices(self) -> Tensor:
-        """The indices of the kept classes, shape (..., k)."""
         return self.indices
 
     @property
     def kept_log_probs(self) -> Tensor:
-        """The log-probabilities of the kept classes, shape (..., k)."""
         return self.log_probs
 
     @property
     def largest_index(self) -> int:
-        """The largest index of a kept class, or -1 if the values were not checked."""
         return self._largest
 
     def check_counted(self, call: str, weights: Tensor | None) -> None:
-        """Raise if a position that counts contains NaN."""
         if self._unknown is None:
             return
         wrong = self._unknown if weights is None else self._unknown & (weights != 0)
@@ -129,7 +125,6 @@ class TopK(PartialTeacher):
             )
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
-        """Raise unless the teacher's `tail` supports `kind` and `temperature`."""
         if temperature != 1 and self.tail != "renormalize":
             raise invalid_value(
                 call,
@@ -149,10 +144,9 @@ class TopK(PartialTeacher):
             )
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
-        """Return the teacher's rows for a student that has `classes` classes."""
         own = self.log_probs.dtype
-        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding, because many
-        # exponentials are added (2,000 rows of 2 to 1,000 classes); so the factor is 4.
+        # In float32, the results of `log_softmax` sum to 1 up to twice the error of their own rounding (2,000 rows of 2
+        # to 1,000 classes), because many exponentials are added. So the factor is 4.
         rounding = torch.finfo(own).eps + 4 * torch.finfo(torch.promote_types(own, torch.float32)).eps
         return TopKRows(kind, *self.flat_rows(), temperature, dtype, self.tail, rounding, classes)
 
@@ -165,6 +159,73 @@ class TopK(PartialTeacher):
             log_probs = torch.where(self._unknown.reshape(-1, 1), -torch.inf, log_probs)
         is_padding = indices < 0 if self.lists_zeros else log_probs == -torch.inf
         return torch.where(is_padding, -1, indices), log_probs
+
+
+@by_name()
+@dataclass(frozen=True, eq=False, repr=False)
+class Scored(TopK):
+    r"""A teacher's log-probabilities of given classes at each position, which need not be its most probable classes.
+
+    Servers score given tokens: vLLM returns ``prompt_token_id_logprobs``, and SGLang ``input_token_ids_logprobs``. If
+    the given classes are the student's most probable classes, the listed terms are the largest terms of the reverse KL.
+    Let K be the given classes, and :math:`q_0` the student's mass outside K. With ``tail="bucket"``, the chain rule
+    gives the part of the reverse KL that the loss leaves out:
+
+    .. math:: \mathrm{KL}(Q \| P) = \text{loss} + q_0\,
+        \mathrm{KL}\bigl(Q(\cdot \mid \text{not } K) \,\|\, P(\cdot \mid \text{not } K)\bigr)
+
+    The loss never exceeds the divergence from the whole teacher, for every kind and for every choice of K. The
+    teacher's most probable class may be outside K.
+
+    `Scored` is a `TopK` with two other rules:
+
+    - a negative index is padding, and its log-probability is -inf, as in vLLM. A class with the log-probability -inf is
+      known to have probability 0, and stays a class of its own. For `TopK`, such an entry is padding.
+    - 1 minus the sum of rounded probabilities is known up to :math:`\varepsilon \sum_K p_i (1 + |\log p_i|)`, with
+      :math:`\varepsilon` the epsilon of the dtype. If the teacher's remaining mass is not larger than this error, the
+      remaining mass counts as :math:`q_0`, but at most as this error. Therefore the reverse KL stays finite if the
+      listed probabilities sum to 1 by rounding. This mass is a constant in derivatives.
+
+    A position without any given class has the value 0. It still counts in a mean, unless `mask` excludes it.
+
+    Arguments:
+        indices: the given classes, integer, shape (..., k), in any order; negative for padding.
+        log_probs: the natural log-probabilities of these classes among all classes, shape (..., k).
+        tail: how to treat the other classes, as in `TopK`. The other classes may contain most of the mass, so
+            ``"renormalize"`` may be a very different teacher.
+        validate: whether to check the values.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: the shapes differ, `tail` is unknown, or a row has impossible values. A row may not have a
+            class twice, a negative index with a log-probability other than -inf, or probabilities that sum to more than
+            one. `TopK` lists the other errors.
+
+    Example:
+        >>> import torch
+        >>> from kullback import ReverseKL
+        >>> from kullback.functional import Scored, distillation_loss
+        >>> student = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+        >>> teacher = torch.tensor([[0.0, 1.0, 3.0, 0.0]])
+        >>> ids = student.topk(2).indices
+        >>> scored = Scored(ids, teacher.log_softmax(-1).gather(-1, ids))
+        >>> scored
+        Scored(indices=tensor([[0, 1]]), log_probs=tensor([[-3.2110, -2.2110]]), tail='bucket')
+        >>> distillation_loss(student=student, teacher=scored, kind="reverse_kl")
+        tensor(1.7326)
+        >>> distillation_loss(student=student, teacher=teacher, kind="reverse_kl")
+        tensor(1.7651)
+
+    References:
+        Elements of Information Theory, section 2.5 (Cover and Thomas, 2006)
+    """
+
+    lists_zeros: ClassVar[bool] = True
+    remedy_of_device: ClassVar[str] = "Scored(indices.to(student.device), log_probs.to(student.device))"
+
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> ScoredRows:
+        eps = torch.finfo(self.log_probs.dtype).eps
+        return ScoredRows(kind, *self.flat_rows(), temperature, dtype, self.tail, eps, classes)
 
 
 @by_name()
@@ -255,7 +316,6 @@ class TopKRows(TeacherRows):
     vocabulary: int  # the number of all classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
-        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
         if self.tail == "zero":
             log_q = logits[:, :-1] - logits.logsumexp(-1, keepdim=True)
             return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(
@@ -274,17 +334,23 @@ class TopKRows(TeacherRows):
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
     def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
-        """Return the logarithm of the teacher's mass outside the kept classes, shape (rows, 1).
-
-        Arguments:
-            kept: the mass of the kept classes.
-            error: the error of `kept` from the rounding of log-probabilities.
-            is_known: whether the mass outside is more than this error.
-            logits: the student's logits, as in `divergence`.
+        """Return the logarithm of the teacher's mass outside the kept classes of mass `kept`, shape (rows, 1). `error`
+        is the rounding error of `kept`, and `is_known` says whether the mass outside exceeds it.
         """
         # If the student has no mass outside the kept classes, a rounding error of the teacher counts as 0.
         some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_known)
         return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows(TopKRows):
+    """The rows of a `Scored`."""
+
+    def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
+        log_q = (logits[:, -1:] - logits.logsumexp(-1, keepdim=True)).detach()
+        return torch.where(
+            is_known, torch.log1p(-torch.where(is_known, kept, 0)), torch.minimum(log_q, error.log())
+        )
 
 
 _ARGUMENTS = Arguments(

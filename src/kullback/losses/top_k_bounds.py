@@ -83,8 +83,8 @@ def top_k_divergence_bounds(
     Raises:
         ArgumentTypeError: `p` or `q` is neither a `TopK` nor `PartialRows`, or `kind` is not a divergence.
         ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is unknown;
-            or an index is not below `classes`. The error is raised also if a list contains all `classes` but the
-            remaining mass is more than a rounding error, or if `kind` is not a sum over classes.
+            or an index is not below `classes`. The error is raised also if `kind` is not a sum over classes, or if a
+            list contains all `classes` but leaves more mass than a rounding error.
 
     Example:
         >>> import torch
@@ -124,10 +124,8 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """The classes in a distribution's list, padded, with limits that include rounding errors.
-
-    `low` and `high` are the lower and upper limits of the log-probabilities of the listed classes. `least` and `most`
-    are the lower and upper limits of the mass outside the list.
+    """A padded list of classes, with limits that include rounding errors: `low` and `high` of the log-probabilities,
+    and `least` and `most` of the mass outside the list.
     """
 
     indices: Tensor
@@ -213,10 +211,8 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the smallest terms for log p in the range `p` and log q in the range `q`. A term is 0 if the ranges
-    overlap; otherwise it is smallest at the ends that are nearest to each other.
-
-    For a fixed q, the term decreases as p approaches q. For a fixed p, the term decreases as q approaches p.
+    """Return the smallest terms for log p and log q in these ranges: 0 if they overlap, else at their nearest ends,
+    because a term decreases as one mass approaches the other.
     """
     above, below = p[0] > q[1], p[1] < q[0]
     nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))
@@ -229,9 +225,7 @@ def _smallest_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
 
 
 def _largest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the largest terms for log p in the range `p` and log q in the range `q`. A term is largest at two ends
-    that are farthest from each other.
-    """
+    """Return the largest terms for log p and log q in these ranges, at two ends that are farthest apart."""
     return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
 
 
@@ -287,9 +281,7 @@ def _check_indices(name: str, rows: PartialRows, classes: int) -> None:
 
 
 def _check_mass(name: str, rows: PartialRows, classes: int) -> None:
-    """Raise if a list contains `classes` classes and leaves mass outside the list. Then `classes` is too small, or the
-    probabilities are wrong.
-    """
+    """Raise if a list of all classes leaves mass outside: `classes` is too small, or the list is wrong."""
     k, dtype = rows.top_indices.shape[-1], rows.top_log_probs.dtype
     rounding = max((k + 1) * torch.finfo(dtype).eps, SUM_TOLERANCE.get(dtype, 0.0))
     tail = rows.tail_log_mass.double().exp()

@@ -25,15 +25,15 @@ _ARGUMENTS = Arguments(
     min_p=Number(least=0, most=1, example=0.05, optional=True),
     engine=OneOf(get_args(Engine), example="vllm"),
 )
-# Both sides round. A kept mass that is less than the probability of a kept token by more than this difference of
-# logarithms is refused: rounding to bfloat16 changes a logarithm by 0.4 % at most.
+# Both sides round: bfloat16 changes a logarithm by at most 0.4 %. The logarithm of a kept mass may be below the
+# logarithm of a kept token's probability by _ROUNDED plus _ROUNDED_SHARE of its size.
 _ROUNDED, _ROUNDED_SHARE = 0.05, 0.01
 
 
 @by_name()
 @dataclass(frozen=True, repr=False)
 class Support(ShortRepr):
-    r"""The logarithms of the probability of the kept tokens: those that truncated sampling could return.
+    r"""The logarithms of the probability of the kept tokens, which truncated sampling could return.
 
     An engine that samples with top-k, top-p or min-p returns token x with probability
     :math:`\mu(x)/S_\mu(K)`, where K is the set of kept tokens and :math:`S_\mu(K)` their probability. A ratio of
@@ -51,8 +51,8 @@ class Support(ShortRepr):
 
     Raises:
         ArgumentTypeError: a mass is not a floating-point tensor.
-        ArgumentValueError: both masses are None. In the calls that take a `Support`, also: the shapes differ; or, on
-            the CPU, a mass is above 1 or below the probability of the sampled token.
+        ArgumentValueError: both masses are None. In the calls that take a `Support`, the shapes differ. On the CPU, a
+            mass is above 1 or below the probability of the sampled token.
 
     Gradient:
         flows to each mass that requires it, so that the gradient of a truncated policy is complete.
@@ -143,12 +143,12 @@ def sampling_log_probs(
     | ``"sglang"`` | all three at once, from the same probabilities; of ties at top-k, k tokens remain |
 
     The order matters for top-p alone. Filters of a trainer's logits and of an engine's logits may keep different
-    tokens; ratios need the engine's set for both sides, so pass its `kept` if the engine returns it.
+    tokens. Ratios need the engine's set for both sides, so pass its `kept` if the engine returns it.
 
     Arguments:
         logits: shape (..., classes); row i gives the distribution of token i.
         tokens: the sampled tokens, an integer tensor of shape (...).
-        temperature: T, by which the logits are divided.
+        temperature: T, the divisor of the logits.
         top_k: the number of tokens to keep; None keeps all.
         top_p: the mass to keep; None keeps all.
         min_p: the least probability as a fraction of the largest; None keeps all.
@@ -163,8 +163,8 @@ def sampling_log_probs(
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: shapes do not fit, a setting is out of range, filters are given beside `kept`, or, on the
-            CPU, a token is no class or is not in the engine's `kept`.
+        ArgumentValueError: shapes do not fit, a setting is out of range, or a filter is passed together with `kept`. On
+            the CPU, a token that is not a class or not in `kept` is an error, too.
 
     Gradient:
         of both log-probabilities with respect to the logits, with the kept tokens as constants. It is 0 for a kept
@@ -220,10 +220,7 @@ def sampling_log_probs(
 
 
 def within(call: str, log_probs: Tensor, log_mass: Tensor | None, mask: Tensor | None, name: str) -> Tensor:
-    """Return the log-probabilities within the kept tokens; `log_mass` is None if `log_probs` are such already.
-
-    `name` is the name of the mass, for messages.
-    """
+    """Return the log-probabilities within the kept tokens; unchanged without `log_mass`, whose name is `name`."""
     if log_mass is None:
         return log_probs
     for what, of_tokens, of_mass in (
@@ -362,7 +359,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
 
 
 def _check_tokens(call: str, places: Tensor, inside: Tensor, counts: Tensor, *, needs_kept: bool) -> None:
-    """Refuse sampled tokens that are no classes, or that are not among the engine's kept tokens."""
+    """Refuse sampled tokens that are not classes, or not among the engine's kept tokens."""
     classes = inside.shape[-1]
     unknown = ((places < 0) | (places >= classes)).squeeze(-1)
     if bool(unknown.any()):

@@ -125,9 +125,7 @@ def check_reduction(call: str, reduction: object) -> None:
 
 
 def resolve_representation(call: str, log_prob: object, representation: object) -> RepresentationName:
-    """Return the name of the representation of p and q, from torchmetrics' flag `log_prob` and the option
-    `representation`.
-    """
+    """Return the name of the representation from torchmetrics' `log_prob` and the option `representation`."""
     _ARGUMENTS.check(call, log_prob=log_prob)
     if representation is None:
         return "log-probs" if log_prob else "counts"

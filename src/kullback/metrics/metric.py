@@ -54,9 +54,7 @@ class ExactMetric(Metric):
         super().__init__(**kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Apply `fn`, which changes dtype or device, to all states. The states in `exact_states` change only their
-        device.
-        """
+        """Apply `fn`, which changes dtype or device, to all states. The states in `exact_states` keep their dtype."""
         super()._apply(fn, exclude_state=(*exclude_state, *self.exact_states))
         defaults: dict[str, Any] = self._defaults
         for name in defaults.keys() & set(self.exact_states):
@@ -240,9 +238,7 @@ class KLDivergence(ExactMetric):
         return figure, axis
 
     def _statistics(self) -> tuple[Moments, QuantileSketch]:
-        """Return the moments and the quantile sketch of all rows so far, from the metric's states or from the stored
-        rows.
-        """
+        """Return the moments and the sketch of all rows so far, from the states or from the stored rows."""
         if not self._keeps_rows:
             state = SketchState(self.counts, self.minimum, self.maximum)
             return Moments(self.moments), QuantileSketch(state=state)

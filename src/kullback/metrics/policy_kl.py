@@ -16,9 +16,9 @@ from kullback.losses.log_probs import estimates, refuse_shifted
 from kullback.losses.truncated_sampling import Support
 from kullback.metrics.metric import ExactMetric
 
-# These are the columns of the sums of a sequence. The first three columns are sums over the tokens that have mass under
-# both P and Q: the sum of k1, the sum of k3, and the number of tokens. The other columns are sums over all tokens: the
-# sum of q/p - 1, the number of tokens, and the sums of the logarithms of the kept masses of P and Q.
+# These are the columns of the sums of a sequence. The first three columns are k1, k3 and 1, summed over the tokens that
+# have mass under both P and Q. The other columns are q/p - 1, 1, and the logarithms of the kept masses of P and Q,
+# summed over all tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS, _MASS_P, _MASS_Q = range(7)
 _COLUMNS = 7
 # `compute` warns if the mean of q/p over at least `_FEWEST_SEQUENCES` sequences differs significantly from 1. A
@@ -76,8 +76,8 @@ class PolicyKL(ExactMetric):
             differs significantly from 1.
 
     Raises:
-        ArgumentValueError: `threshold` is negative or not a number or, in `update`, the shapes do not fit, a mass
-            contradicts a log-probability, or, on the CPU, one side's log-probabilities are those of the next tokens.
+        ArgumentValueError: `threshold` is negative or not a number. In `update`, the shapes do not fit, or a mass
+            contradicts a log-probability. On the CPU, one side has the log-probabilities of the next tokens.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:
@@ -178,10 +178,8 @@ class PolicyKL(ExactMetric):
         return results | {"beyond": self.beyond / tokens, "outside": outside / tokens}
 
     def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
-        """Return a dict with two entries: `name` with the value mean + infinite, and `name` + "_error" with the
-        standard error `error`.
-
-        The standard error is NaN for fewer than two sequences, and +inf if the mean is infinite.
+        """Return `name` with mean + infinite, and `name` + "_error" with the standard error: NaN for fewer than two
+        sequences, and +inf if the mean is infinite.
         """
         mean = mean + infinite
         error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))
@@ -244,9 +242,7 @@ def _parts(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _merge(states: Tensor) -> Tensor:
-    """Return one state that merges several states of shape (states, values), by the method of Chan, Golub and LeVeque
-    (1979).
-    """
+    """Merge states of shape (states, values) by the method of Chan, Golub and LeVeque (1979)."""
     counts, sums, products = _parts(states)
     total = sums.sum(0)
     deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)

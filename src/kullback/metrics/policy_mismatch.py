@@ -48,13 +48,13 @@ class PolicyMismatch(ExactMetric):
 
     Returns:
         `compute` returns a dict of scalars, in float64 if the device supports it: ``"k1"``, ``"k3"``, ``"naive_k3"``,
-        ``"mean_ratio"``, ``"effective_share"``, ``"sequence_effective_share"`` and ``"past"``, each also with
-        ``"_error"`` appended for the standard error, ``"outside"``, and for each separable cause ``"k3_"`` with its
-        name.
+        ``"mean_ratio"``, ``"effective_share"``, ``"sequence_effective_share"``, ``"past"`` and ``"outside"``. Each of
+        these except ``"outside"`` has a standard error, with ``"_error"`` appended to the name. Each separable cause
+        has ``"k3_"`` with its name.
 
     Raises:
-        ArgumentValueError: an argument is out of range or, in `update`, shapes do not fit or the fields differ from
-            those of the first update.
+        ArgumentValueError: an argument is out of range. In `update`, shapes do not fit, or the fields differ from the
+            fields of the first update.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:
@@ -158,10 +158,7 @@ class PolicyMismatch(ExactMetric):
         }
 
     def result(self) -> Mismatch:
-        """Return the result of `kullback.mismatch.policy_mismatch` for the sequences of this process.
-
-        In `compute`, the sequences are those of all processes.
-        """
+        """Return `kullback.mismatch.policy_mismatch` of the sequences of this process; in `compute`, of all."""
         floats, whole = (torch.cat(x) if isinstance(x, list) and x else x for x in (self.floats, self.whole))
         if not isinstance(floats, Tensor) or not isinstance(whole, Tensor) or not len(floats):
             raise invalid_value(

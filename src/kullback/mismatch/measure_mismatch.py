@@ -44,8 +44,8 @@ class Part(ShortRepr):
     Attributes:
         name: ``"truncation"``, ``"staleness"``, ``"batch noise"`` or ``"rest"``.
         value: the part of k3 in nats per token, with its interval; None if the log does not separate the cause.
-        missing: the fields without which the cause is not separable; empty if it is, or if it is the difference of two
-            infinite numbers.
+        missing: the missing fields, if the cause is not separable without them. Empty for a separable cause, and for
+            the difference of two infinite numbers.
         meaning: a sentence about the difference that `value` is.
     """
 
@@ -82,11 +82,11 @@ class Mismatch(ShortRepr, Shown):
         tokens: the number of sampled tokens.
         sequences: the number of sequences.
         prompts: the number of prompts, which are the independent units of the intervals.
-        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats; NaN if the engine
-            gave a token probability 0 that it sampled.
+        k1: the mean of log p - log q, which estimates KL(P || Q) per token without bias, in nats. It is NaN if the
+            engine sampled a token with probability 0.
         k3: the mean of q/p - 1 - log(q/p), which varies less, in nats.
-        naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if nothing is
-            known about truncation.
+        naive_k3: k3 of the log-probabilities as they are, which training stacks log. It equals `k3` if the truncation
+            is unknown.
         exact: the mean of the exact divergences of the tokens' distributions; None without `exact_kl`.
         mean_ratio: the mean of q/p, which is 1 apart from chance if both sides are the same kind of log-probability.
         effective_share: the effective sample size of the importance weights q/p, divided by the number of tokens.
@@ -144,7 +144,7 @@ def policy_mismatch(
     | truncation | k3 of the log-probabilities as they are, minus k3 within the kept tokens |
     | staleness | minus k3 of the engine from the trainer with the weights that sampled |
     | batch noise | k3 of a side from itself, computed again in another batch |
-    | rest | what remains: precision, kernels, and each cause that is not separable |
+    | rest | the remainder: precision, kernels, and each cause that is not separable |
 
     Truncation needs the two masses of the log. Staleness needs `trainer_log_prob_old`, and `old_log_mass` where the
     masses are known, or else both versions. Batch noise needs `trainer_log_prob_again` or `sampler_log_prob_again`.
@@ -153,7 +153,7 @@ def policy_mismatch(
     Arguments:
         log: the sampled tokens; `read_token_log` reads them from files.
         ratio: tokens with q/p above `ratio` or below 1 / `ratio` are counted as past it.
-        untruncated: True if the engine sampled from all tokens, so that truncation is no cause.
+        untruncated: True if the engine sampled from all tokens, so that truncation is not a cause.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
 
     Returns:
@@ -181,11 +181,7 @@ def policy_mismatch(
     """
     if not isinstance(log, TokenLog):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
-            CALL,
-            "log",
-            wanted="a TokenLog",
-            got=type(log).__name__,
-            instead=f"{CALL}(read_token_log('run'))",
+            CALL, "log", wanted="a TokenLog", got=type(log).__name__, instead=f"{CALL}(read_token_log('run'))"
         )
     ratio, untruncated, generator = _ARGUMENTS.check(
         ratio=ratio, untruncated=untruncated, generator=generator
@@ -199,7 +195,7 @@ def policy_mismatch(
         names=("sampler_log_prob", "trainer_log_prob"),
         instead="move {name} one token to the left in each sequence",
     )
-    # A known mass says more than the caller does.
+    # A known mass overrules the caller's `untruncated`.
     untruncated = untruncated and log.sampler_log_mass is log.trainer_log_mass is None
     naive = _columns(log, None, log.trainer_log_prob)
     support = _support(log)
@@ -286,7 +282,7 @@ class _Measure:
     def effective_share(self, log_weight: Tensor, places: Tensor | None = None) -> Value[float]:
         """Return the effective sample size of weights, divided by their number, from the weights' logarithms.
 
-        The interval is that of the share's linear approximation, from the mean and the mean square of the weights.
+        The interval belongs to a linear approximation of the share, from the mean and the mean square of the weights.
         """
         largest = log_weight.max()
         if not bool(largest.isfinite()):
@@ -342,14 +338,7 @@ def _parts(
 
 
 class _Staleness(NamedTuple):
-    """The part of k3 that comes from newer weights.
-
-    Attributes:
-        stale: a column whose mean is the part; None if it is not separable.
-        rest: a column whose mean is k3 without the part.
-        missing: the fields that are missing.
-        meaning: a sentence about the part.
-    """
+    """A column whose mean is the part of k3 from newer weights, if it is separable, and one of k3 without the part."""
 
     stale: Tensor | None
     rest: Tensor
@@ -386,7 +375,7 @@ def _noise(log: TokenLog) -> tuple[Tensor | None, str]:
     """Return k3 of a side from itself, for each token, None without a second computation; and a sentence about it.
 
     The mismatch contains the noise of one computation of each side. k3 of a side from itself contains the noise of two
-    computations of this side, so the mean of both sides' k3 is the noise of the mismatch. If one side alone was
+    such computations. So the mean of both sides' k3 is the noise of the mismatch. If one side alone was
     computed again, the other one counts as equally noisy.
     """
     pairs = {
@@ -454,14 +443,10 @@ def _notes(log: TokenLog, own: _Columns, measure: _Measure, *, untruncated: bool
         yield "The log has no prompts, so every sequence counts as independent. Sequences of one prompt are not."
     masses = log.without_field("sampler_log_mass", "trainer_log_mass")
     if masses and not untruncated:
+        also = " If it sampled from all tokens, say so (untruncated=True, --untruncated)."
         yield (
             f"The log has no {' and no '.join(masses)}. If the engine sampled with top-k, top-p or min-p, every number "
-            "here contains the kept mass."
-            + (
-                ""
-                if len(masses) == 1
-                else " If it sampled from all tokens, say so (untruncated=True, --untruncated)."
-            )
+            f"here contains the kept mass.{'' if len(masses) == 1 else also}"
         )
     outside = int(own.k1.isinf().sum())
     if outside:

@@ -153,12 +153,9 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
-                is_other = path.suffix.lower() not in (".json", ".jsonl", ".ndjson")
-                remedy = (
-                    "name a .parquet or .jsonl file with one row for each token"
-                    if is_other
-                    else "correct that line"
-                )
+                remedy = "correct that line"
+                if path.suffix.lower() not in (".json", ".jsonl", ".ndjson"):
+                    remedy = "name a .parquet or .jsonl file with one row for each token"
                 raise _wrong(path, f"no JSON in line {number}", remedy) from None
             if not isinstance(record, dict):
                 raise _wrong(path, f"no JSON object in line {number}", "correct that line")
@@ -192,7 +189,9 @@ def _of_sequences(names: Sequences, path: Path, records: Sequence[tuple[int, Rec
         if own is not None and not (isinstance(own, int | float) and own % 1 == 0):
             raise _wrong(path, f"no integer in {names.step} in line {line}", f"write {names.step}: 0")
         prompt = _number_of(ids[: int(mask.argmax())].tobytes())
-        numbers.append((sampled.shape[1], prompt, step if own is None else int(own), _group(record, names)))
+        group = record.get(names.group) if names.group else None
+        number = step if own is None else int(own)
+        numbers.append((sampled.shape[1], prompt, number, "" if group is None else str(group)))
         sides.append(sampled)
     if not numbers:
         raise _wrong(path, "no sampled token", f"write {names.mask} with 1 for the sampled tokens")
@@ -214,11 +213,6 @@ def _of_sequences(names: Sequences, path: Path, records: Sequence[tuple[int, Rec
         group=repeated([groups.index(group) for *_, group in numbers]) if any(groups) else None,
         groups=groups if any(groups) else (),
     )
-
-
-def _group(record: Record, names: Sequences) -> str:
-    group = record.get(names.group) if names.group else None
-    return "" if group is None else str(group)
 
 
 def _number_of(content: bytes) -> int:

@@ -20,7 +20,7 @@ _ROUNDED = 0.05
 
 @dataclass(frozen=True, repr=False)
 class TokenLog(ShortRepr):
-    """The sampled tokens of one or several training steps, with what engine and trainer say about each.
+    """The sampled tokens of training steps, with their log-probabilities in the engine and in the trainer.
 
     All tensors are one-dimensional, with one entry for each sampled token. Prompts, padding and results of tools are
     left out. Log-probabilities are in nats and at the temperature of sampling.
@@ -35,8 +35,8 @@ class TokenLog(ShortRepr):
         step: the number of the training step; None if it is unknown.
         group: the number of the token's group, an index into `groups`; None without groups.
         groups: the names of the groups, such as environments.
-        sampler_log_mass: the logarithm of the probability of the tokens that the engine's truncated sampling kept, in
-            the engine; 0 if `sampler_log_prob` is within the kept tokens; None if it is unknown.
+        sampler_log_mass: the logarithm of the engine's probability of the tokens that its truncated sampling kept. It
+            is 0 if `sampler_log_prob` is within the kept tokens, and None if it is unknown.
         trainer_log_mass: the same for the trainer, with the kept tokens of the engine.
         trainer_log_prob_old: the log-probability in the trainer with the weights that sampled the token.
         old_log_mass: the logarithm of the probability of the kept tokens in the trainer with these weights.
@@ -47,7 +47,7 @@ class TokenLog(ShortRepr):
         exact_kl: KL of the engine's distribution of the token from the trainer's, where all logits are known.
 
     Raises:
-        ArgumentTypeError: a field is no tensor.
+        ArgumentTypeError: a field is not a tensor.
         ArgumentValueError: the tensors have different lengths, contain NaN, fractions instead of integers, logarithms
             of probabilities above 1 or negative divergences, or there are no tokens.
 
@@ -114,7 +114,7 @@ class TokenLog(ShortRepr):
         return len(self.sequence)
 
     def without_field(self, *names: str) -> list[str]:
-        """Return the names of those fields that are None."""
+        """Return the names of the fields that are None."""
         return [name for name in names if getattr(self, name) is None]
 
     def select(self, chosen: Tensor) -> TokenLog:

@@ -23,16 +23,20 @@ from kullback.errors import ModelError, Name, invalid_type, invalid_value, print
 from kullback.io import Reference
 from kullback.io.windows import Windows
 from kullback.models.card import notes_of_card
-from kullback.models.differences import differences, differences_by_group
-from kullback.models.huggingface_model import HuggingFaceModel
+from kullback.models.huggingface_model import HuggingFaceModel, NoisyModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Matched, match_sides, require_classes, shared_classes
 from kullback.models.model_results import Candidate, ModelComparison, Recorded
-from kullback.models.noise import NoisyModel
 from kullback.models.open_model import LOADING, Loading, Opened, is_reference, opened_in
-from kullback.models.pairing import DensePairing, Pairing, PairingSettings
+from kullback.models.pairing import (
+    LENGTH,
+    DensePairing,
+    Pairing,
+    PairingSettings,
+    differences,
+    differences_by_group,
+)
 from kullback.models.partial import ListedPairing, ReferencePairing
-from kullback.models.passages import LENGTH
 from kullback.models.recording import (
     copied,
     metadata_of,
@@ -101,8 +105,8 @@ def compare_models(
     all other classes as one class.
 
     Arguments:
-        base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module that is called with
-            ``input_ids`` and returns logits, a reference file (``.klref``), or the folder of a card. P may also be a
+        base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a reference file (``.klref``), the
+            folder of a card, or a module. The module takes ``input_ids`` and returns logits. P may also be a
             source from `kullback.io.open_rows` or `kullback.io.open_top_k`, or a `kullback.io.RowStream` such as
             `HiddenStates`, with one row for each scored token.
         candidates: Q, in the same forms as the base, or the address of a server (``http://...``) with vLLM's, SGLang's
@@ -116,7 +120,7 @@ def compare_models(
         run: settings of the statistics, the intervals, the memory of a block, and the file that keeps finished windows.
         noise_floor: whether to compare the base also with a copy of the base that has rounding noise of the model's
             dtype in every layer. Values of KL below the resulting KL are within rounding noise. True reads the whole
-            text, which takes one more run of the base. None reads the first 32nd of the windows, if the base is a
+            text, which takes an additional run of the base. None reads the first 32nd of the windows, if the base is a
             Hugging Face model with recognized layers.
         one_at_a_time: whether to keep only one model in memory. If so, the base's predictions are first recorded as a
             reference file in a temporary folder. Each candidate is then compared with this file. For a candidate that
@@ -128,8 +132,8 @@ def compare_models(
         a `ModelComparison`; divergences in nats.
 
     Raises:
-        ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN (the message names
-            the window and the token); the text is shorter than a window.
+        ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN. The message names
+            the window and the token of a NaN. The error is also raised if the text is shorter than a window.
         FileError: a file cannot be read, or does not have one row for each scored token.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
         OptionalDependencyError: transformers or llama-cpp-python is not installed.
@@ -416,15 +420,13 @@ def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Cand
     stop = int(matched.windows.offsets[number])
     tokens, offsets, scored = matched.windows.tokens, matched.windows.offsets, matched.windows.scored
     few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
-    of_pairings = replace(
-        settings, run=replace(settings.run, llama_cpp=False, until_sure=None, runs=1)
-    ).of_pairings(matched._replace(windows=few, documents=matched.documents[:number], groups=None))
+    run = replace(settings.run, llama_cpp=False, progress=None, resume=None, until_sure=None, runs=1)
+    quiet = replace(settings, run=run)
+    first = matched._replace(windows=few, documents=matched.documents[:number], groups=None)
+    of_pairings = quiet.of_pairings(first)
     try:
         base = DenseSide(opened.info, few, opened)
         pairing = _pairing(base, _noisy(opened, few), of_pairings)
-        quiet = replace(
-            settings, run=replace(settings.run, progress=None, resume=None, until_sure=None, runs=1)
-        )
         with ExitStack() as stack:
             _read(stack, base, [pairing], of_pairings, quiet, None)
     except ModelError:  # the model's layers are of another kind
@@ -444,16 +446,12 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
             got="True",
             instead="llama_cpp=False (without --format), or the model itself",
         )
-    if any(_has_draws(one) and isinstance(other, DenseSide) for one, other in ((base, side), (side, base))):
-        return ReferencePairing(base, side, settings)
+    for one, other in ((base, side), (side, base)):
+        # Draws allow estimates. A reference of top classes alone has no draws.
+        has_draws = isinstance(one, ReferenceSide) and one.reference.tail_draws > 0
+        if has_draws and isinstance(other, DenseSide):
+            return ReferencePairing(base, side, settings)
     return ListedPairing(base, side, settings)
-
-
-def _has_draws(side: ModelSide) -> bool:
-    """Whether a side is a reference file with draws, which allow estimates. A file of top classes alone has no
-    draws.
-    """
-    return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 
 def _read(

@@ -19,8 +19,13 @@ UNSUPPORTED = "documents", "functions", "chat_template", "chat_template_kwargs"
 # The names that chat templates use for the field with the thoughts of a reply.
 REASONING = "reasoning_content", "reasoning", "thinking"
 THINK = "<think>"
-# The role of tokens that a template adds, and of those in a record of texts.
+# The roles of tokens: added by a template, and in the prompt or the completion of a record of texts.
 TEMPLATE, PROMPT, COMPLETION = "template", "prompt", "completion"
+
+
+def unreadable(*, wanted: str, got: str, instead: str) -> ModelError:
+    """Return the error for a text that a model or its template cannot read."""
+    return ModelError.at("text", "text", wanted=wanted, got=got, instead=instead)
 
 
 class WrongRecordError(Exception):
@@ -29,13 +34,10 @@ class WrongRecordError(Exception):
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as a list of messages, in which the assistant's replies are scored.
+    """A conversation as a list of messages; the assistant's replies are scored.
 
-    Attributes:
-        messages: the messages, as `LanguageModel.chat_text` takes them. The content of a message is a text, or None in
-            a message with tool calls.
-        tools: the tools that the assistant may call; None without tools.
-        first_scored: the index of the first message that may be scored; the messages before are the prompt.
+    Messages and tools are as `LanguageModel.chat_text` takes them. The content of a message is a text, or None in a
+    message with tool calls. The messages before the index `first_scored` are the prompt.
     """
 
     messages: Sequence[Message]
@@ -162,10 +164,7 @@ def reply_tokens(
 ) -> tuple[list[int], list[bool]]:
     """Return the tokens of a conversation or completion, and which of them are scored.
 
-    Arguments:
-        model: the model whose tokens and template are used.
-        document: the conversation or completion.
-        number: the number of the document, from 1, for errors.
+    The number of the document, from 1, is for errors.
 
     Raises:
         ModelError: the template changes the replies, calls, tools or messages of the record, or the completion begins
@@ -244,9 +243,7 @@ def _place_of_content(
     before, _, after = marked.partition(mark)
     is_inside = len(before) + len(after) <= len(text) and text.startswith(before) and text.endswith(after)
     if mark not in marked or not is_inside:
-        raise ModelError.at(
-            "text",
-            "text",
+        raise unreadable(
             wanted="a chat template that writes the content of a message once, and the rest of the text alike",
             got=f"another at message {place + 1} of conversation {number}",
             instead="group by a key of the records (--group KEY), or score the replies (--score assistant)",
@@ -263,9 +260,7 @@ def _reply(
     after = model.chat_text(messages[: place + 1], tools=tools, reply_follows=False)
     ends = [model.chat_encode(before) if before else [], model.chat_encode(after)]
     if any(tokens[: len(end)] != end for end in ends) or not after.startswith(before):
-        raise ModelError.at(
-            "text",
-            "text",
+        raise unreadable(
             wanted="a chat template that only adds to a conversation",
             got=f"one that rewrites earlier messages of conversation {number}",
             instead=(
@@ -284,9 +279,7 @@ def _completion_tokens(
     prompt = start + model.encode(document.prompt)
     tokens = start + model.encode(document.prompt + document.completion)
     if tokens[: len(prompt)] != prompt:
-        raise ModelError.at(
-            "text",
-            "text",
+        raise unreadable(
             wanted="a completion that begins with a token of its own",
             got=f"one that begins within a token in record {number}",
             instead="move the space at the end of the prompt to the beginning of the completion",
@@ -303,9 +296,7 @@ def _require_all(model: LanguageModel, document: Conversation, text: str, number
     if any(message["content"] is None for message in messages):
         empty = [{**message, "content": message["content"] or ""} for message in messages]
         if model.chat_text(empty, tools=tools, reply_follows=False).count("None") < text.count("None"):
-            raise ModelError.at(
-                "text",
-                "text",
+            raise unreadable(
                 wanted="a chat template that takes a content of null",
                 got=f"one that writes None in {where}",
                 instead='write "content": "" there',
@@ -320,9 +311,7 @@ def _require_all(model: LanguageModel, document: Conversation, text: str, number
 
 
 def _left_out(what: str, where: str) -> ModelError:
-    return ModelError.at(
-        "text",
-        "text",
+    return unreadable(
         wanted=f"a chat template that writes {what}",
         got=f"one that leaves them out or changes them in {where}",
         instead="use a model with such a template, or leave that out",
@@ -340,11 +329,9 @@ def _require_reply(message: Message, before: str, text: str, place: int, number:
     """Refuse a template that changes a reply.
 
     Arguments:
-        message: the reply.
+        message: the reply, which is message `place` of conversation `number`.
         before: the template's text before the reply, with the beginning of a reply; empty at the first message.
         text: the text that the template adds for the reply.
-        place: the index of the reply in the conversation, for errors.
-        number: the number of the conversation, for errors.
     """
     thoughts = next((message[name] for name in REASONING if isinstance(message.get(name), str)), "").strip()
     content = (message["content"] or "").strip()
@@ -361,9 +348,7 @@ def _require_reply(message: Message, before: str, text: str, place: int, number:
         fault = "adds to the beginning of"
     else:
         return
-    raise ModelError.at(
-        "text",
-        "text",
+    raise unreadable(
         wanted="a chat template that writes replies unchanged",
         got=(
             f"one that {fault} the reply in message {place + 1} of conversation {number}, like "

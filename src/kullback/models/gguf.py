@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.errors import BY_EVENT, ModelError, printable
+from kullback.errors import BY_EVENT, printable
 from kullback.io.windows import Windows
-from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
+from kullback.models.language_model import (
+    LanguageModel,
+    Message,
+    ModelInfo,
+    not_causal,
+    not_opened,
+    refused_conversation,
+)
 from kullback.models.vocabulary import Token, Vocabulary
 
 _FLOAT32 = 0  # ggml's number for float32
@@ -57,9 +64,8 @@ class GGUFModel(LanguageModel):
         with _log_of(llama) as log:
             self._model = llama.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
-            raise ModelError.at(
-                f"model = {shown}",
-                "model",
+            raise not_opened(
+                shown,
                 wanted="a GGUF file of a language model that llama.cpp knows",
                 got=_last(log),
                 instead="fetch or convert the file again, or install a newer llama-cpp-python",
@@ -68,9 +74,8 @@ class GGUFModel(LanguageModel):
             self._require_causal(shown)
             self._vocab = llama.llama_model_get_vocab(self._model)
             if llama.llama_vocab_type(self._vocab) == _NO_TOKENIZER:
-                raise ModelError.at(
-                    f"model = {shown}",
-                    "model",
+                raise not_opened(
+                    shown,
                     wanted="a GGUF file with a tokenizer",
                     got="none in it",
                     instead="convert the model again, together with its tokenizer",
@@ -96,18 +101,15 @@ class GGUFModel(LanguageModel):
     def chat_text(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
     ) -> str:
-        shown = printable(self.name)
         if tools or any(message.get("tool_calls") for message in messages):
-            raise ModelError.at(
-                shown,
+            raise self.error(
                 wanted="the folder of a Hugging Face model, whose template writes tools as in its training",
                 got="a GGUF file, for which llama-cpp-python writes their JSON in another way",
                 instead="name the folder as P, or leave the tools out",
             )
         template = self._llama.llama_model_chat_template(self._model, None)
         if not template:
-            raise ModelError.at(
-                shown,
+            raise self.error(
                 wanted="a GGUF file with a chat template",
                 got="none in it",
                 instead="score the whole text (--score all), or convert the model again with its template",
@@ -176,8 +178,7 @@ class GGUFModel(LanguageModel):
         with _log_of(self._llama) as log:
             code = self._llama.llama_decode(context, batch)
         if code:
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted="a window that llama.cpp can evaluate",
                 got=f"llama.cpp could not evaluate a window ({_last(log)}, code {code})",
                 instead="try a smaller --context, or run the models one after the other (--one-at-a-time)",
@@ -202,8 +203,7 @@ class GGUFModel(LanguageModel):
         with _log_of(llama) as log:
             context = llama.llama_init_from_model(self._model, settings)
         if not context:
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted="windows that llama.cpp can read",
                 got=f"llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)})",
                 instead="if memory ran out, take a smaller --context or run the models one after the other "
@@ -215,8 +215,7 @@ class GGUFModel(LanguageModel):
     def _check_tokens(self, tokens: Tensor) -> None:
         low, high = (int(bound) for bound in tokens.aminmax())
         if low < 0 or high >= self.classes:
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted=f"tokens from 0 to {self.classes - 1}",
                 got=f"{(low if low < 0 else high)}",
                 instead="cut the windows with a tokenizer of the same vocabulary",
@@ -226,13 +225,7 @@ class GGUFModel(LanguageModel):
         architecture = self._metadata("general.architecture")
         encoder = self._llama.llama_model_has_encoder(self._model)
         if encoder or self._metadata(f"{architecture}.attention.causal") == "false":
-            raise ModelError.at(
-                f"model = {shown}",
-                "model",
-                wanted="a causal language model",
-                got=f"one of kind {printable(architecture)!r}",
-                instead="only models that predict the next token can be compared on a text",
-            )
+            raise not_causal(shown, f"one of kind {printable(architecture)!r}")
 
     def _metadata(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(256)
@@ -250,8 +243,7 @@ class GGUFModel(LanguageModel):
             if count >= 0:
                 return list(buffer[:count])
             size = -count
-        raise ModelError.at(
-            printable(self.name),
+        raise self.error(
             wanted="a text that llama.cpp can cut into tokens",
             got=f"llama.cpp cannot cut a text of {len(content):,} bytes into tokens",
             instead="give a shorter one",
@@ -279,7 +271,7 @@ class GGUFModel(LanguageModel):
 
 
 def _batches(wanted: list[bool], size: int, rows: int) -> Iterator[range]:
-    """Iterate over the batches of a window: at most `size` places each, of which at most `rows` have logits."""
+    """Iterate over batches of at most `size` places of a window; at most `rows` places of a batch have logits."""
     end = len(wanted) - wanted[::-1].index(True) if any(wanted) else 0  # the end of the evaluated places
     start = 0
     while start < end:
@@ -297,17 +289,12 @@ def _check_header(path: Path, shown: str) -> None:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
-            wanted="a readable GGUF file",
-            got=f"{error.strerror or error}",
-            instead="check the path",
+        raise not_opened(
+            shown, wanted="a readable GGUF file", got=f"{error.strerror or error}", instead="check the path"
         ) from None
     if magic != b"GGUF":
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted="a GGUF file, which begins with 'GGUF'",
             got=f"one that begins with {magic!r}",
             instead="convert the model with llama.cpp's convert_hf_to_gguf.py",

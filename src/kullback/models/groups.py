@@ -23,7 +23,7 @@ ROLE, BY_PATTERN = "role", "re:"
 # The groups of a pattern without named groups: the tokens that overlap a match, and all others.
 MATCH, REST = "match", "rest"
 _FEWER = "a key with fewer values, or groups='re:[0-9]+' (--group re:PATTERN)"
-_MOST_KEYS = 8  # the most keys of a record that an error names
+_MOST_KEYS = 8  # the largest number of a record's keys that an error names
 
 
 class Origins(NamedTuple):
@@ -38,7 +38,7 @@ def pattern_of(rule: str) -> re.Pattern[str] | None:
     """Return the pattern of a rule such as ``"re:[0-9]+"``; None for other rules.
 
     Raises:
-        ArgumentValueError: the pattern is no regular expression.
+        ArgumentValueError: the pattern is not a regular expression.
     """
     if not rule.startswith(BY_PATTERN):
         return None
@@ -106,11 +106,11 @@ def groups_of(
 
 
 def _matched(pattern: re.Pattern[str], model: LanguageModel | Words, tokens: Sequence[int]) -> list[str]:
-    """Return the group of each token of a window: the first one of which a match overlaps the token."""
+    """Return the group of each token of a window: the first group with a match that overlaps the token."""
     contents = [b"" if (token := model.vocabulary.get(index)) is None else token.content for index in tokens]
     if tokens and tokens[0] == model.bos:
         contents[0] = b""  # the window begins with it, and the text does not
-    # A byte that is no part of a character becomes a character of its own, so every character has its bytes.
+    # A byte that is not part of a character becomes a character of its own, so every character has its bytes.
     text = b"".join(contents).decode("utf-8", "surrogateescape")
     ends = np.cumsum([len(content) for content in contents])
     starts = np.concatenate([[0], ends[:-1]])
@@ -132,10 +132,8 @@ def _roles(model: LanguageModel, origins: Origins) -> Iterator[list[str]]:
     for number in origins.of_window.tolist():
         document = origins.documents[number]
         if isinstance(document, str):
-            wanted, instead = (
-                "conversations, or prompts with completions",
-                "groups='re:[0-9]+', or a key of the records",
-            )
+            wanted = "conversations, or prompts with completions"
+            instead = "groups='re:[0-9]+', or a key of the records"
             raise _wrong(wanted, f"groups={ROLE!r} for plain text", instead)
         yield token_roles(model, document, number + 1)
 

@@ -25,9 +25,8 @@ from kullback.models.output_head import OutputHead, last_parts, require_logits
 _MEMORY_SHARE = 4  # a model is opened for a check if its weights take at most this part of the memory
 _OTHER_LAYERS = 8  # the layers next to the last one whose likelihood is compared
 _FEWEST_ROWS = 16  # for a check by the likelihood
-_ROUNDING = (
-    0.05  # a relative distance; bfloat16, float8 and other kernels change hidden states by a few percent
-)
+# A relative distance. The rounding of bfloat16, float8 and other kernels changes hidden states by a few percent.
+_ROUNDING = 0.05
 _MIXED = 4.0  # the distances of one recording's files differ by less than this factor
 _NEARER = 0.5  # another layer is named if the hidden states are nearer to it by this factor
 _CLEARLY_BETTER = 1.0  # nats a token: no earlier layer predicts that much better than the last one
@@ -36,14 +35,11 @@ _KL = RowDivergence(KL())
 
 
 class Sample(NamedTuple):
-    """The beginning of a prompt.
+    """The beginning of a prompt, with the name of the file and the dtype in it.
 
     Attributes:
-        file: the name of the file.
-        tokens: the tokens, of shape (tokens,).
         states: the hidden states of all stored layers, of shape (tokens, layers, width).
         steps: the distance between neighboring stored numbers, for the last layer, of shape (tokens, width).
-        dtype: the dtype in the file.
     """
 
     file: str
@@ -54,13 +50,8 @@ class Sample(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """The difference of one file's hidden states from the model's.
-
-    Attributes:
-        file: the name of the file.
-        tokens: the number of tokens.
-        distance: the median relative distance.
-        kl: the mean KL between the model's predictions and those of the hidden states, in nats.
+    """The difference of one file's hidden states from the model's: the median relative distance of its tokens, and the
+    mean KL between the model's predictions and the hidden states' predictions, in nats.
     """
 
     file: str
@@ -90,13 +81,12 @@ def examined(
         ref: the folder, for messages.
         samples: the beginnings of the first prompts.
         others: short beginnings of other prompts, which are read only if the model is opened.
-        head: the head that makes logits of the hidden states.
-        loading: how the model in the folder of the head is opened.
+        head, loading: the head that makes logits of the hidden states, and how the model in its folder is opened.
         check: whether to open that model; None if its weights are small enough. False makes no check.
 
     Raises:
-        FileError: the hidden states seem to be of another layer, scale or normalization, only some files are of the
-            model, or the hidden states predict the text worse than equal probabilities.
+        FileError: the hidden states seem to be of another layer, scale or normalization, or predict the text worse than
+            equal probabilities. The error is also raised if only some files are of the model.
     """
     notes: list[str] = []
     if check is not False:
@@ -124,7 +114,7 @@ def _on_storage(samples: Sequence[Sample], head: OutputHead) -> list[str]:
 
 
 def _storage_noise(sample: Sample, head: OutputHead) -> Tensor:
-    """Return KL between the predictions of stored hidden states and of states that the dtype cannot tell from them."""
+    """Return KL between the predictions of the stored hidden states and of states that the dtype rounds to them."""
     generator = torch.Generator().manual_seed(0)
     states = sample.states[:, -1].float()
     noise = torch.rand(states.shape, generator=generator, dtype=states.dtype, device="cpu") - 0.5
@@ -155,7 +145,7 @@ def _fits(folder: Path) -> bool:
 
 
 def _against(ref: FileReference, sample: Sample, head: OutputHead, model: Any) -> _Difference:
-    """Compare the beginning of the first prompt with the layers of the model, and refuse what is not the last layer."""
+    """Compare the beginning of the first prompt with the layers of the model, and refuse all but the last layer."""
     layers, normed, logits = _layers(model, sample.tokens, head)
     stored = sample.states[:, -1].float()
     own = layers.pop(head.layers)
@@ -188,7 +178,7 @@ def _difference(sample: Sample, head: OutputHead, model: Any) -> _Difference:
 
 
 def _agreement(ref: FileReference, head: OutputHead, checked: Sequence[_Difference]) -> list[str]:
-    """Return remarks on the largest difference from the model; refuse files of which only some are of the model."""
+    """Return remarks on the largest difference from the model; refuse files if only some of them are of the model."""
     order = sorted(checked, key=lambda each: each.distance)
     least, most = order[0], order[-1]
     alien = [each for each in order if each.distance > max(_ROUNDING, _MIXED * least.distance)]

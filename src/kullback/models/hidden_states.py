@@ -20,8 +20,14 @@ from kullback.common.formats import counted
 from kullback.common.words import is_card, is_hidden_states
 from kullback.errors import ArgumentValueError, FileError, invalid_value, printable
 from kullback.io import RowStream, Windows
-from kullback.io.arrays import ArrayLayout, BytesReader
-from kullback.io.safetensors_file import FLOAT8_DTYPES, SAFETENSORS_DTYPES, safetensors_header, tensor_layout
+from kullback.io.arrays import (
+    FLOAT8_DTYPES,
+    SAFETENSORS_DTYPES,
+    ArrayLayout,
+    BytesReader,
+    safetensors_header,
+    tensor_layout,
+)
 from kullback.io.source_files import FileReference
 from kullback.models.hidden_state_checks import Sample, examined
 from kullback.models.open_model import LOADING, Loading
@@ -34,7 +40,7 @@ _DTYPES = {
 } | FLOAT8_DTYPES
 _INTEGERS = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if not dtype.is_floating_point}
 _SAMPLED_TOKENS = 256  # of the first prompts, for the checks
-_OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the files beside the first that are checked, and the tokens of each
+_OTHER_FILES, _TOKENS_OF_OTHERS = 8, 32  # the checked files after the first, and their checked tokens
 _IDENTIFYING_ROWS = 64
 # A folder with such a file has hidden states, a model or an adapter.
 _OF_MODELS = ("*.safetensors", "*.gguf", "*config.json")
@@ -44,8 +50,6 @@ class Prompt(NamedTuple):
     """The file of one prompt.
 
     Attributes:
-        ref: the path, for messages.
-        tokens: the tokens, int64 of shape (tokens,).
         states: the hidden states in the file, of shape (tokens, layers, width).
         scales: the factors of the hidden states, of shape (tokens, 1 or layers, 1); None without factors.
     """
@@ -73,7 +77,7 @@ class Prompt(NamedTuple):
         return steps if self.scales is None else steps * self.read(self.scales, start, stop).float()
 
     def beginning(self, most: int) -> Sample:
-        """Return at most so many tokens of the beginning, for the checks."""
+        """Return at most `most` tokens of the beginning, for the checks."""
         count = min(most, len(self.tokens))
         states, steps = self.hidden(0, count), self.steps(0, count)[:, -1]
         return Sample(self.ref.path.name, self.tokens[:count], states, steps, self.states.dtype)
@@ -88,9 +92,9 @@ class HiddenStates(RowStream):
     float32, or float8 with ``hidden_states_scales``. Only one block of logits is in memory at a time.
 
     Each prompt is a window. In a comparison with another side, the files are found by the tokens of that side's
-    windows. Before the first row, the layer and the norm are checked: against the model of `head` if it can be opened,
-    and otherwise by the likelihood of the tokens. `caveats` says which check was made, and by how much the rounding of
-    the stored numbers changes a prediction.
+    windows. Before the first row, the layer and the norm are compared with the model of `head`. If this model cannot be
+    opened, the likelihood of the tokens checks them. `caveats` names the check, and the change of a prediction by the
+    rounding of the stored numbers.
 
     Arguments:
         folder: the folder of the hidden states.
@@ -266,11 +270,8 @@ class HiddenStates(RowStream):
         """
         if not self._notes:
             samples = list(self._samples())
-            self._notes.append(
-                examined(
-                    self._ref, samples, self._others(), self.head, loading=self._loading, check=self._check
-                )
-            )
+            seen = self._ref, samples, self._others(), self.head
+            self._notes.append(examined(*seen, loading=self._loading, check=self._check))
         return self._notes[0]
 
     def _samples(self) -> Iterator[Sample]:
@@ -293,14 +294,14 @@ class HiddenStates(RowStream):
 
     def identity(self) -> object:
         stamps = [file_stamp(self._prompts[place].ref.path) for place in self._order]
-        # A head in memory has no file, so a part of its weight stands for it.
+        # A head in memory has no file, so a part of its weight identifies the head.
         part = self.head.weight[:: max(1, self.classes // _IDENTIFYING_ROWS)].float().sum(-1).tolist()
         head = [self.head.name, str(self.head.weight.dtype), file_stamps(self.head.name), part]
         return [type(self).__qualname__, self.name, self.classes, self.rows, head, stamps]
 
 
 def require_states(sides: Sequence[str], heads: Sequence[str | Path]) -> None:
-    """Refuse a folder without hidden states, and without a model, beside heads.
+    """Refuse a folder without hidden states and without a model, if heads were passed.
 
     Raises:
         FileError: a side is such a folder.
@@ -321,11 +322,7 @@ def with_heads(
 ) -> list[Any]:
     """Return sides of a comparison, with the folders of hidden states opened.
 
-    Arguments:
-        sides: the names of the sides.
-        heads: one folder of a model for all folders of hidden states, or one for each.
-        cut: which tokens are scored.
-        loading: how the heads are read.
+    The heads are one folder of a model for all folders of hidden states, or one for each.
 
     Raises:
         ArgumentValueError: there is another number of heads.
@@ -386,14 +383,12 @@ def _prompt(ref: FileReference) -> Prompt:
             )
         tokens, layers, _ = states.shape
         if ids.shape[0] != tokens:
-            raise ref.error(
-                wanted=f"a hidden state for each of {ids.shape[0]} tokens",
-                got=f"{tokens}"
-                + (": vLLM's prefix cache leaves the others out" if tokens < ids.shape[0] else ""),
-                instead="record again with enable_prefix_caching=False (--no-enable-prefix-caching)"
-                if tokens < ids.shape[0]
-                else f"keep only the hidden states of the tokens in {TOKENS}",
-            )
+            got, instead = f"{tokens}", f"keep only the hidden states of the tokens in {TOKENS}"
+            if tokens < ids.shape[0]:
+                got += ": vLLM's prefix cache leaves the others out"
+                instead = "record again with enable_prefix_caching=False (--no-enable-prefix-caching)"
+            wanted = f"a hidden state for each of {ids.shape[0]} tokens"
+            raise ref.error(wanted=wanted, got=got, instead=instead)
         is_float8 = states.dtype in FLOAT8_DTYPES.values()
         fitting = scales is not None and scales.shape in ((tokens, 1, 1), (tokens, layers, 1))
         if fitting != is_float8 or (scales is not None and not is_float8):

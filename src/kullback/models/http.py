@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
+from kullback.models.language_model import not_opened
 
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the previous wait
 CONNECT_TIMEOUT = 10.0
-MOST_BYTES = 1 << 28  # the most bytes of a decompressed answer
+MOST_BYTES = 1 << 28  # the largest size of a decompressed answer in bytes
 LONGEST_IN_TIMEOUTS = 2  # the longest time of a whole request, in multiples of `timeout`
 # Statuses of temporary failures: a timeout, too early, too many requests, an error, or a restart behind a proxy.
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 REDIRECTS = range(300, 400)
-GZIP = 16 + zlib.MAX_WBITS  # tells zlib to expect the gzip format
+GZIP = 16 + zlib.MAX_WBITS  # zlib then expects the gzip format
 NOT_ALLOWED = {401, 403}
 # Words in httpx's message for a lost connection, which is a temporary failure. Other protocol errors come from a wrong
 # answer of the server.
@@ -84,9 +85,8 @@ class Endpoint:
         if api_key_env is not None:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
-                raise ModelError.at(
-                    f"model = {self.address}",
-                    "model",
+                raise not_opened(
+                    self.address,
                     wanted=f"the key in the environment variable {printable(api_key_env)}",
                     got="none",
                     instead=f"set it: export {printable(api_key_env)}=...",
@@ -158,7 +158,8 @@ class Endpoint:
         except zlib.error as error:
             raise self._unreachable(str(error)) from None
         except self._httpx.HTTPError as error:
-            reason = self._without_key(_in_short(error))
+            said = " ".join(str(error).split()) or type(error).__name__
+            reason = self._without_key(printable(said, 200))
             is_answer = isinstance(error, self._httpx.ProtocolError)
             if is_answer and not any(word in reason for word in LOST):
                 raise self._unreachable(reason) from None
@@ -250,25 +251,19 @@ def _checked(httpx: Any, address: str) -> str:
     try:
         url = httpx.URL(address)
     except (httpx.InvalidURL, ValueError) as error:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
-            wanted="an address",
-            got=f"none ({error})",
-            instead="write http://localhost:8000",
+        raise not_opened(
+            shown, wanted="an address", got=f"none ({error})", instead="write http://localhost:8000"
         ) from None
     if url.userinfo:
-        raise ModelError.at(
-            f"model = {url.scheme}://...@{url.host}",
-            "model",
+        raise not_opened(
+            f"{url.scheme}://...@{url.host}",
             wanted="an address without a password",
             got="one with it",
             instead="put the key into an environment variable and name that (--api-key-env NAME)",
         )
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted="an address as http://host:port",
             got="another",
             instead="write http://localhost:8000",
@@ -281,7 +276,3 @@ def _decoded(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         return None
-
-
-def _in_short(error: Exception) -> str:
-    return printable(" ".join(str(error).split()) or type(error).__name__, 200)

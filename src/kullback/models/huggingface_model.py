@@ -1,10 +1,12 @@
-"""Causal language models of Hugging Face's transformers, from folders or as modules."""
+"""Causal language models of Hugging Face's transformers, from folders or as modules, also with rounding noise."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +18,14 @@ from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
 from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
 from kullback.io.windows import Windows
-from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
-from kullback.models.parameters import parameter_count
+from kullback.models.language_model import (
+    LanguageModel,
+    Message,
+    ModelInfo,
+    not_causal,
+    not_opened,
+    refused_conversation,
+)
 from kullback.models.vocabulary import Token, Vocabulary, Words
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
@@ -33,10 +41,7 @@ class HuggingFaceModel(LanguageModel):
     dynamically quantized head, a row may depend on all rows. Such a head gets the whole window, so that the result does
     not depend on the blocks.
 
-    Arguments:
-        model: a module that is called with ``input_ids`` and returns an object with ``logits``.
-        tokenizer: the tokenizer of the model.
-        info: the name and origin of the model.
+    The model is a module that is called with ``input_ids`` and returns an object with ``logits``.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any, info: ModelInfo) -> None:
@@ -55,8 +60,7 @@ class HuggingFaceModel(LanguageModel):
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
     ) -> str:
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ModelError.at(
-                printable(self.name),
+            raise self.error(
                 wanted="a tokenizer with a chat template",
                 got="none",
                 instead="score the whole text (--score all), or save the template with the tokenizer",
@@ -215,21 +219,9 @@ def _first_token(tokenizer: Any) -> int | None:
 
 
 def open_folder(
-    name: str,
-    *,
-    dtype: str = "auto",
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-    hub: bool = False,
+    name: str, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False, hub: bool = False
 ) -> HuggingFaceModel:
-    """Load a causal language model from a folder, or from the hub.
-
-    Arguments:
-        name: the folder, or the name of the model on the hub.
-        dtype: the dtype of the weights; ``"auto"`` keeps the dtype that the folder declares.
-        device: the device that the model runs on.
-        trust_remote_code: whether code that comes with the model may run.
-        hub: whether files may be downloaded.
+    """Load a causal language model from a folder, or from the hub; the arguments are as for `Loading`.
 
     Raises:
         ModelError: the model is not a causal language model, has no tokenizer, or cannot be loaded.
@@ -247,9 +239,7 @@ def open_folder(
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
         vocabulary = len(tokenizer)
     if not vocabulary:
-        raise ModelError.at(
-            f"model = {shown}", "model", wanted=wanted, got="one without tokens", instead=instead
-        )
+        raise not_opened(shown, wanted=wanted, got="one without tokens", instead=instead)
     with loading_errors(shown, "weights that fit the model"), _without_bars(transformers):
         options |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -258,9 +248,8 @@ def open_folder(
         model = model.to(device) if getattr(model, "hf_device_map", None) is None else model
     missing = sorted(report.get("missing_keys", ()))
     if missing:
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
+        raise not_opened(
+            shown,
             wanted=f"all weights of a {type(model).__name__}",
             got=(f"none for {missing[0]}{(f' and {len(missing) - 1} others' if len(missing) > 1 else '')}"),
             instead="name a folder of a causal language model",
@@ -289,27 +278,16 @@ def loading_errors(
         yield
     except Exception as error:
         got = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ModelError.at(f"model = {shown}", "model", wanted=wanted, got=got, instead=instead) from error
+        raise not_opened(shown, wanted=wanted, got=got, instead=instead) from error
 
 
 def require_causal(shown: str, config: Any) -> None:
     """Refuse the configuration of a model that does not predict the next token."""
     names = list(getattr(config, "architectures", None) or ())
-    wrong = getattr(config, "is_encoder_decoder", False) or (
-        names
-        and not any(
-            name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in names
-        )
-    )
-    if wrong:
-        what = printable(names[0] if names else config.model_type)
-        raise ModelError.at(
-            f"model = {shown}",
-            "model",
-            wanted="a causal language model",
-            got=what,
-            instead="only models that predict the next token can be compared on a text",
-        )
+    causal = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
+    is_other = bool(names) and not any(name.endswith(causal) for name in names)
+    if is_other or getattr(config, "is_encoder_decoder", False):
+        raise not_causal(shown, printable(names[0] if names else config.model_type))
 
 
 def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
@@ -370,3 +348,167 @@ def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
     if "ByteLevel" in kinds or (backend is None and hasattr(tokenizer, "byte_decoder")):
         return byte_level_bytes
     return sentencepiece_bytes
+
+
+# Pairs of a layer's attributes that hold the sizes of the layer's matrix.
+_SIZES = (("in_features", "out_features"), ("infeatures", "outfeatures"), ("num_embeddings", "embedding_dim"))
+# The largest number of weights in one stored number. An int32 holds 16 weights of 2 bits; the rest is room for padding.
+_MOST_PACKED = 32
+
+
+def parameter_count(model: torch.nn.Module) -> int | None:
+    """Return the number of a model's parameters; None if weights are packed in an unknown way.
+
+    For a packed matrix (4-bit weights of bitsandbytes, GPTQ, AWQ or HQQ, or torch's own quantized layers), the sizes of
+    the layer give the number.
+
+    Example:
+        >>> import torch
+        >>> parameter_count(torch.nn.Linear(3, 2))
+        8
+    """
+    counted: set[int] = set()
+    total = 0
+    for module in model.modules():
+        matrix = _packed_matrix(module)
+        if matrix is not None:
+            tensors = [x for x in _own_tensors(module) if id(x) not in counted]
+            counted |= {id(x) for x in tensors}
+            total += matrix + _bias_size(module) if tensors or hasattr(module, "_packed_params") else 0
+            continue
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
+                size = _size(parameter)
+                if size is None:
+                    return None
+                total += size
+    return total
+
+
+def _packed_matrix(module: torch.nn.Module) -> int | None:
+    """Return the number of entries of a layer's matrix if the matrix is packed; None for other modules."""
+    named: Iterator[list[Any]] = ([getattr(module, name, None) for name in names] for names in _SIZES)
+    sizes = next((pair for pair in named if all(isinstance(size, int) for size in pair)), None)
+    if sizes is None:
+        return None
+    entries = math.prod(sizes)
+    if hasattr(module, "_packed_params"):  # torch's own quantized layers
+        return entries
+    tensors = list(_own_tensors(module))
+    if any(x.numel() == entries and x.is_floating_point() and _shape(x) is None for x in tensors):
+        return None
+    stored = (
+        _shape(x) is not None or (not x.is_floating_point() and _MOST_PACKED * x.numel() >= entries)
+        for x in tensors
+    )
+    return entries if any(stored) else None
+
+
+def _own_tensors(module: torch.nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _bias_size(module: Any) -> int:
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, Tensor):
+        return bias.numel()
+    # In torch's quantized layers, `bias` is a method, and the bias is zeros if the original layer had no bias.
+    bias = bias() if callable(bias) else None
+    return bias.numel() if isinstance(bias, Tensor) and bool(bias.any()) else 0
+
+
+def _shape(x: Any) -> Any:
+    """Return the original shape that bitsandbytes stores with a packed weight; None for other tensors."""
+    return getattr(getattr(x, "quant_state", None), "shape", None)
+
+
+def _size(parameter: Tensor) -> int | None:
+    """Return the number of weights in a parameter; None if the parameter is packed in an unknown way."""
+    shape = _shape(parameter)
+    if shape is not None:
+        return math.prod(shape)
+    if parameter.dtype is getattr(torch, "float4_e2m1fn_x2", None):  # two weights in each byte
+        return 2 * parameter.numel()
+    if parameter.is_floating_point() or parameter.is_complex() or parameter.dtype in (torch.int8, torch.bool):
+        return parameter.numel()
+    return None
+
+
+SEED = 20_260_101
+
+
+class NoisyModel(LanguageModel):
+    r"""A Hugging Face model whose layers return :math:`x (1 + \epsilon u)` instead of :math:`x`.
+
+    u is uniform on [-1/2, 1/2], independent for every element. :math:`\epsilon` is the distance of adjacent numbers of
+    the model's dtype near 1. The noise is the error of an additional rounding in every layer. The draws of a window
+    depend only on the number of the window.
+
+    Raises:
+        ModelError: the model is not a Hugging Face model, or its layers cannot be found.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        layers = _layers(model.model) if isinstance(model, HuggingFaceModel) else []
+        if not isinstance(model, HuggingFaceModel) or not layers:
+            raise ModelError.at(
+                printable(model.name),
+                wanted="a Hugging Face model whose layers are a list, for the noise floor",
+                got=model.info.kind,
+                instead="leave the noise floor out (--noise-floor)",
+            )
+        self._model, self._layers = model, layers
+        dtype = next(model.model.parameters()).dtype
+        self._size = torch.finfo(dtype).eps
+        self.info = replace(
+            model.info, name=f"{model.name} with noise of {str(dtype).removeprefix('torch.')}"
+        )
+        self.vocabulary, self.bos = model.vocabulary, model.bos
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text)
+
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        for number in range(first, len(windows)):
+            tokens, scored = windows.window(number)
+            one = Windows(tokens, torch.tensor([0, len(tokens)], device="cpu"), scored)
+            generator = torch.Generator().manual_seed(SEED + number)
+            blocks = self._model.logits(one, rows)
+            while True:
+                # The noise is on only while this model runs, because the base shares the module.
+                with self._noise(generator):
+                    block = next(blocks, None)
+                if block is None:
+                    break
+                yield block
+
+    @contextmanager
+    def _noise(self, generator: torch.Generator) -> Generator[None]:
+        def disturbed(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+            x = output[0] if isinstance(output, tuple) else output
+            if not isinstance(x, Tensor):
+                raise self.error(
+                    wanted="layers that return a tensor or a tuple of one",
+                    got=type(x).__name__,
+                    instead="leave the noise floor out (--noise-floor)",
+                )
+            noise = torch.rand(x.shape, generator=generator, device="cpu").to(x.device) - 0.5
+            x = (x.float() * (1 + self._size * noise)).to(x.dtype)
+            return (x, *output[1:]) if isinstance(output, tuple) else x
+
+        with ExitStack() as stack:
+            for layer in self._layers:
+                stack.callback(layer.register_forward_hook(disturbed).remove)
+            yield
+
+
+def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers of a model, which are the longest `ModuleList` of modules of one type."""
+    lists = [
+        list(each)
+        for each in model.modules()
+        if isinstance(each, torch.nn.ModuleList) and len({type(m) for m in each}) == 1
+    ]
+    return max(lists, key=len, default=[])

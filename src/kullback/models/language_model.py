@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kullback.errors import ModelError, printable
+from kullback.errors import BY_PLACE, ModelError, printable
 from kullback.io.source_files import Closes
 from kullback.io.windows import Windows
 from kullback.models.vocabulary import Vocabulary
@@ -104,20 +104,34 @@ class LanguageModel(Closes, ABC):
         raise self._without_template()
 
     def chat_encode(self, text: str) -> list[int]:
-        """Return the tokens of a text from `chat_text`, in which special tokens are written as text.
+        """Return the tokens of a text from `chat_text`, which writes special tokens as text.
 
         Raises:
             ModelError: the model has no chat template.
         """
         raise self._without_template()
 
+    def error(self, *, wanted: str, got: str, instead: str, wording: str = BY_PLACE) -> ModelError:
+        """Return an error about this model."""
+        return ModelError.at(printable(self.name), wanted=wanted, got=got, instead=instead, wording=wording)
+
     def _without_template(self) -> ModelError:
-        return ModelError.at(
-            printable(self.name),
+        return self.error(
             wanted="a model with a chat template",
             got="one without",
             instead="score the whole text (--score all)",
         )
+
+
+def not_opened(shown: str, *, wanted: str, got: str, instead: str) -> ModelError:
+    """Return the error for a model, called `shown`, that cannot be opened."""
+    return ModelError.at(f"model = {shown}", "model", wanted=wanted, got=got, instead=instead)
+
+
+def not_causal(shown: str, got: str) -> ModelError:
+    """Return the error for a model, called `shown`, that does not predict the next token."""
+    instead = "only models that predict the next token can be compared on a text"
+    return not_opened(shown, wanted="a causal language model", got=got, instead=instead)
 
 
 def refused_conversation(name: str, error: Exception) -> ModelError:

@@ -30,17 +30,10 @@ Holder = Reference | RowSource
 
 
 class Matched(NamedTuple):
-    """The sides of a comparison, with windows of the same tokens.
+    """The base and the candidates as sides, with windows of the same tokens, in the base's numbers.
 
-    Attributes:
-        sides: the base and the candidates.
-        windows: the windows in the base's tokens.
-        documents: the document of each window.
-        context: the largest number of tokens in a window.
-        score: which tokens are scored.
-        words: the text of every class of the base, or None if these texts are unknown.
-        notes: remarks, as sentences.
-        groups: the group of each scored token; None without groups.
+    `documents` has the document of each window, `groups` the group of each scored token, and `words` the text of every
+    class of the base, or None if these texts are unknown.
     """
 
     sides: list[ModelSide]
@@ -123,7 +116,6 @@ def _groups(
         cut: how the text was cut, and the rule of the groups.
         shower: the model whose tokens the windows have, or these tokens alone; None without both.
         text: the text; None if a side stores the windows and there is no text.
-        windows: the windows.
         documents: the document of each window; None to cut the text for them.
     """
     if shower is None or (isinstance(shower, Words) and pattern_of(str(cut.groups)) is None):
@@ -174,7 +166,7 @@ def _cut_of(holder: Holder, cut: Cut) -> Cut:
 
 
 class _StoredSettings(TypedDict, total=False):
-    """The settings with which a text was cut into the stored windows; each may be unknown."""
+    """The settings that determined the stored windows of a text; each may be unknown."""
 
     context: int
     score: Score
@@ -236,12 +228,8 @@ def _without_text(wanted: str) -> ArgumentValueError:
 class _Matcher:
     """Assigns to each side the windows of the comparison.
 
-    Attributes:
-        holder: the reference or stream that stores the windows; None if a text is cut.
-        reader: the first model that can cut a text into tokens; None without such a model.
-        windows: the windows of the comparison.
-        text: the text; None if no text was given.
-        cut: how the text is cut into windows.
+    The `holder` is the reference or stream that stores the windows; None if a text is cut. The `reader` is the first
+    model that can cut a text into tokens.
     """
 
     holder: Holder | None

@@ -15,8 +15,8 @@ from kullback.common.short_repr import ShortRepr
 from kullback.errors import quoted
 from kullback.io.windows import Windows
 from kullback.models.language_model import ModelInfo
-from kullback.predictions.drawn_means import DrawnMean
 from kullback.predictions.prediction_results import Comparison, TopClass
+from kullback.predictions.reference_rows import DrawnMean
 from kullback.results.value import Value
 
 
@@ -126,8 +126,8 @@ class SureCandidate:
     Attributes:
         units: the number of windows or documents that were read.
         outcome: ``"below"`` or ``"above"`` a limit, ``"ordered"``, ``"narrow"``, or ``"undecided"``.
-        cap: the upper end of KL(P || Q) assumes that no unread window or document has a mean above this, in nats; None
-            if the upper end assumes nothing, because everything was read or there is no upper end.
+        cap: the upper end of KL(P || Q) assumes that no unread window or document has a mean above this, in nats. It is
+            None without this assumption: everything was read, or there is no upper end.
         above: the largest share of windows or documents of the text that may be above the cap. None without a cap.
     """
 
@@ -217,10 +217,10 @@ class ModelComparison(Shown):
         tokens: the text of every class of the base; None if these texts are unknown.
         whole_text: whether the passages of the candidates contain the whole text.
         notes: remarks on the comparison as a whole, as sentences.
-        until_sure: how far the run read until the goal of `Run.until_sure` was reached; None if there was no goal. The
-            windows of `text` are then in the order in which they were read.
-        repeats: those of `notes` that compare a candidate with the base's card. Candidates whose interval does not
-            overlap the card's are first.
+        until_sure: how far the run read until the goal of `Run.until_sure` was reached; None if there was no goal. With
+            a goal, the windows of `text` are in the order of reading.
+        repeats: the sentences of `notes` that compare a candidate with the base's card. Candidates whose interval does
+            not overlap the card's are first.
         recorded: the reference file that was written of the base, and the arguments; None without `record`.
     """
 
@@ -257,7 +257,7 @@ class ModelComparison(Shown):
 
     @by_name("result.to_card('folder')")
     def to_card(self, folder: str | os.PathLike[str]) -> None:
-        """Write a folder to publish, with which others repeat the comparison without the base and without the text.
+        """Write a folder to publish, so others can repeat the comparison without the base and without the text.
 
         The folder has ``README.md`` (the numbers, how they were measured, and commands), ``card.json``, a badge for
         shields.io, ``report.html``, ``report.json``, and the reference of the base, ``reference.klref``. The reference

@@ -18,9 +18,8 @@ from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, RowStream, TopKSource, open_rows, open_top_k
 from kullback.io.row_sources import checked
 from kullback.models.card import open_card
-from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder
+from kullback.models.huggingface_model import HuggingFaceModel, head_classes, open_folder, parameter_count
 from kullback.models.language_model import LanguageModel, ModelInfo
-from kullback.models.parameters import parameter_count
 from kullback.models.server import ServerModel
 
 LISTS = (".json", ".jsonl", ".ndjson")
@@ -47,7 +46,7 @@ class Loading:
             ``"auto"`` for the dtype that the folder declares.
         device: the device of models in folders and GGUF files, such as ``"cuda"``.
         trust_remote_code: whether code in the folder of a model may run.
-        hub: whether a name may stand for a model on the Hugging Face hub.
+        hub: whether a name may be the name of a model on the Hugging Face hub.
         api_key_env: the name of the environment variable that holds the key for servers; None if no key is needed.
         server_top: the number of most probable tokens that a server is asked for.
 
@@ -186,11 +185,9 @@ def open_side(side: object, argument: str, loading: Loading) -> Opened:
         if is_address(name):
             return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
         if path.is_file() and path.suffix.lower() != ".gguf":
-            return _open_file(path, argument, loading)
+            return (
+                open_top_k(path, name=argument)
+                if path.suffix.lower() in LISTS
+                else open_rows(path, representation=loading.representation, name=argument)
+            )
     return open_model(side, loading, argument=argument)
-
-
-def _open_file(path: Path, argument: str, loading: Loading) -> RowSource | TopKSource:
-    if path.suffix.lower() in LISTS:
-        return open_top_k(path, name=argument)
-    return open_rows(path, representation=loading.representation, name=argument)

@@ -26,7 +26,7 @@ _NORMS = ("norm", "norm_f", "ln_f", "final_layernorm", "final_layer_norm", "fina
 _CONTAINERS = frozenset(("model", "language_model", "text_model", "transformer", "backbone", "decoder"))
 _SCALES = ("weight_scale", "weight_scale_inv")
 _PACKED = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
-_PROBES = 4  # the head has to give the logits of the model's class for so many random rows
+_PROBES = 4  # the head has to give the logits of the model's class for this number of random rows
 _ITSELF = "compare the model itself, or its log-probabilities"
 _LARGEST_PROBE = 100.0  # beyond the caps of all known models, so that a cap shows
 
@@ -101,8 +101,8 @@ class OutputHead(ShortRepr):
 def open_head(folder: str | Path, loading: Loading = LOADING) -> OutputHead:
     """Read the final norm and the head of a causal language model from its folder, and no other weights.
 
-    The classes of transformers say how the norm and the head work. A head whose weights alone are quantized, to int8 or
-    float8 with scales, gets its effective weight. All other quantized heads are refused.
+    The classes of transformers determine how the norm and the head work. A head whose weights alone are quantized, to
+    int8 or float8 with scales, gets its effective weight. All other quantized heads are refused.
 
     Arguments:
         folder: the folder of a Hugging Face model, with weights as safetensors.
@@ -151,16 +151,8 @@ def open_head(folder: str | Path, loading: Loading = LOADING) -> OutputHead:
     weight, bias = (None if x is None else x.to(loading.device, dtype) for x in (weight, bias))
     assert weight is not None  # noqa: S101 - for the type checker
     layers = int(config.get_text_config().num_hidden_layers)
-    head = OutputHead(
-        str(folder),
-        norm.eval(),
-        weight,
-        bias,
-        scale,
-        cap,
-        layers,
-        _words(transformers, folder, options),
-    )
+    words = _words(transformers, folder, options)
+    head = OutputHead(str(folder), norm.eval(), weight, bias, scale, cap, layers, words)
     _check_forward(model, parts, head)
     return head
 
@@ -180,7 +172,7 @@ def last_parts(model: Any, shown: str) -> LastParts:
     The norm and the list of the blocks are parts of one module, which also has the embeddings.
 
     Raises:
-        ModelError: the model has no such norm, or its head is no plain linear layer.
+        ModelError: the model has no such norm, or its head is not a plain linear layer.
     """
     names = {module: name for name, module in model.named_modules()}
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
@@ -205,12 +197,7 @@ def last_parts(model: Any, shown: str) -> LastParts:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The tensors in the safetensors files of a folder, by name.
-
-    Attributes:
-        shown: the folder, for messages.
-        files: the file of each tensor.
-    """
+    """The files of the tensors in a folder, by name; `shown` is the folder, for messages."""
 
     shown: str
     files: Mapping[str, Path]
@@ -294,9 +281,8 @@ def _head_tensors(model: Any, parts: LastParts, stored: _Stored, config: Any) ->
         )
     for scale in scales:
         weight = weight.float() * _spread(stored.tensor(f"{name}.{scale}").float(), shape, stored.shown)
-    return weight, stored.tensor(f"{name}.bias") if cast(
-        "Tensor | None", parts.head.bias
-    ) is not None else None
+    has_bias = cast("Tensor | None", parts.head.bias) is not None
+    return weight, stored.tensor(f"{name}.bias") if has_bias else None
 
 
 def _is_tied(config: Any) -> bool:
@@ -358,12 +344,8 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
     size = torch.nn.functional.linear(hidden, head.weight).float().abs().amax() * head.logit_scale
     hidden *= (_LARGEST_PROBE / size.clamp(min=1e-6)).to(hidden)
     if body is None:
-        raise _error(
-            shown,
-            wanted="a model with a named body",
-            got=f"a {type(model).__name__}",
-            instead=_ITSELF,
-        )
+        got = f"a {type(model).__name__}"
+        raise _error(shown, wanted="a model with a named body", got=got, instead=_ITSELF)
     body.forward = lambda *_args, **_kwargs: _BodyOutput(hidden)
     tokens = torch.zeros(1, _PROBES, dtype=torch.int64, device=hidden.device)
     with loading_errors(shown, "a model whose logits follow from its last hidden states", _ITSELF):

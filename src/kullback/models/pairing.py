@@ -1,10 +1,14 @@
-"""The comparison of one candidate with the base: the measurements of each passage, and the result."""
+"""The comparison of one candidate with the base: the measurements of each passage, the passages where both differ
+most, the result, and how much farther it is from the base than that of another candidate.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,19 +16,88 @@ from torch import Tensor
 
 from kullback.common.plain_values import JsonObject
 from kullback.common.row_statistics import FURTHER, RowStatistic
+from kullback.common.streaming import Moments
 from kullback.io.windows import Windows
 from kullback.models.model_results import Candidate, Passage, ReadToken
-from kullback.models.passages import Passages, decoded_passage, read_tokens
 from kullback.models.side import ModelSide
 from kullback.models.vocabulary import SharedClasses
+from kullback.predictions.checkpoint import decoded_tops
 from kullback.predictions.collect import Collector
 from kullback.predictions.groups import Groups
-from kullback.predictions.mean_intervals import MeanEstimator
+from kullback.predictions.mean_intervals import MeanEstimator, RatioOfSums
 from kullback.predictions.measure import MeasuredRows, measure, rows_in_part
 from kullback.predictions.prediction_results import WorstRow
 from kullback.predictions.reading import Measure, Part
 from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters
+from kullback.results.value import Value
+
+LENGTH = 32  # scored tokens in a passage
+MOST = 8
+BEFORE = 24
+SHORT_TEXT = 1024  # rows; of a text with at most this many rows, every passage is kept
+
+
+def read_tokens(part: MeasuredRows, labels: Tensor) -> list[ReadToken]:
+    """Return the tokens of measured rows, which have the first of the labels."""
+    return [
+        ReadToken(label, kl, *part.at_label(i), part.top_classes(i))
+        for i, (kl, label) in enumerate(zip(part.table[:, 0].tolist(), labels.tolist(), strict=False))
+    ]
+
+
+def decoded_passage(record: Any) -> Passage:
+    """Return the passage that `asdict` turned into a record."""
+    tokens = [ReadToken(**token | {"top": decoded_tops(token["top"])}) for token in record["tokens"]]
+    return Passage(**record | {"tokens": tokens})
+
+
+class Passages:
+    """Collects the passages of rows that arrive in order.
+
+    Arguments:
+        windows: the windows of the text. If the text is short, every passage is kept.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self.whole_text = windows.rows <= SHORT_TEXT
+        self._places = windows.scored.nonzero().squeeze(-1)
+        self._window = windows.clusters
+        self._kept: list[tuple[float, int, Passage]] = []
+
+    def ends(self, first: int, stop: int) -> list[int]:
+        """Return the ends of the passages in rows `first` to `stop`, counted from `first`."""
+        window = self._window[first:stop]
+        breaks = (window.diff() != 0).nonzero().squeeze(-1) + 1
+        ends: list[int] = []
+        edges = [0, *breaks.tolist(), stop - first]
+        for low, high in pairwise(edges):
+            ends += [*range(low + LENGTH, high, LENGTH), high]
+        return ends
+
+    def is_wanted(self, kl_mean: float) -> bool:
+        """Whether a passage with this mean KL would be kept."""
+        return self.whole_text or len(self._kept) < MOST or kl_mean > self._kept[-1][0]
+
+    def passage(self, first: int, tokens: list[ReadToken]) -> Passage:
+        """Return the passage of tokens that begins at row `first`."""
+        place, window = int(self._places[first]), int(self._window[first])
+        start = int(self._windows.offsets[window])
+        before = self._windows.tokens[max(start, place - BEFORE) : place].tolist()
+        return Passage(window, place - start, before, tokens)
+
+    def add(self, first: int, passage: Passage) -> None:
+        """Add a passage that begins at row `first`; a passage that is not wanted is dropped."""
+        self._kept.append((passage.kl_mean, first, passage))
+        if not self.whole_text:
+            self._kept.sort(key=lambda each: (-each[0], each[1]))
+            del self._kept[MOST:]
+
+    def passages(self) -> list[Passage]:
+        """Return the passages: the whole text in order, or the passages with the largest means in descending order."""
+        return [passage for _, _, passage in self._kept]
+
 
 LOGITS = "logits", "logits"
 
@@ -63,13 +136,7 @@ class PairingSettings:
 
 
 class Pairing(Measure):
-    """The measurement of a candidate against the base.
-
-    Arguments:
-        base: the side of the base.
-        candidate: the side of the candidate.
-        settings: the settings of the comparison.
-    """
+    """The measurement of a candidate against the base."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         self.base, self.candidate, self.settings = base, candidate, settings
@@ -96,11 +163,7 @@ class Pairing(Measure):
 class DensePairing(Pairing):
     """The measurement of two sides with known logits of every class.
 
-    Arguments:
-        base: the side of the base.
-        candidate: the side of the candidate.
-        settings: the settings of the comparison.
-        shared: the classes that both sides share; None if both have the same classes.
+    `shared` are the classes that both sides share; None if both have the same classes.
     """
 
     def __init__(
@@ -182,3 +245,43 @@ def _note_on_classes(shared: SharedClasses) -> str:
         f"classes of P and {len(shared.others_q):,} of Q are counted as one class. Every divergence is therefore a "
         "lower bound of the divergence over the whole vocabularies."
     )
+
+
+def differences(results: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings) -> list[Value[float]]:
+    """Return the mean KL of each candidate minus the mean KL of the previous candidate, paired by the rows of both."""
+    means: list[Value[float]] = []
+    for (candidate, before), (following, after) in pairwise(results):
+        common = min(len(before), len(after))  # a candidate whose place is clear may be read no further
+        mean = _difference(after[:common] - before[:common], settings)
+        means.append(with_open_ends(mean, candidate.is_open_above, following.is_open_above))
+    return means
+
+
+def differences_by_group(
+    results: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings
+) -> dict[str, list[Value[float]]]:
+    """Return `differences` over the rows of each group that all candidates have."""
+    by_group: dict[str, list[Value[float]]] = {}
+    for name, rows in ({} if settings.groups is None else settings.groups.masks()).items():
+        in_group = [(candidate.in_group(name), kl[rows[: len(kl)]]) for candidate, kl in results]
+        if all(len(kl) for _, kl in in_group):
+            by_group[name] = differences(in_group, settings.of_rows(rows))
+    return by_group
+
+
+def with_open_ends(difference: Value[float], below: bool, above: bool) -> Value[float]:
+    """Return a difference whose interval is open below, above, or on both sides, which is no interval."""
+    if difference.interval is None or not (below or above):
+        return difference
+    low, high = difference.interval
+    ends = None if below and above else (-math.inf if below else low, math.inf if above else high)
+    return replace(difference, interval=ends, reason="not bounded")
+
+
+def _difference(values: Tensor, settings: PairingSettings) -> Value[float]:
+    moments = Moments()
+    moments.add(values)
+    estimator = settings.estimator()
+    estimator.add(values[:, None])
+    estimate = estimator.estimates([RatioOfSums(0)])[0]
+    return Value(float(moments.mean), estimate.standard_error, estimate.interval, reason=estimate.reason)

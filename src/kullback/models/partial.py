@@ -12,18 +12,23 @@ from torch import Tensor
 
 from kullback.common.row_statistics import BUILT_IN, TOP_CLASSES
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
-from kullback.models.differences import with_open_ends
 from kullback.models.model_results import Candidate, Passage, ReadToken
-from kullback.models.pairing import Pairing, PairingSettings
+from kullback.models.pairing import Pairing, PairingSettings, with_open_ends
 from kullback.models.side import ModelSide, ReferenceSide
 from kullback.partial_rows import PartialRows, has_more_classes, rows_of_logits
 from kullback.predictions.collect import complement
-from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
 from kullback.predictions.reading import Part
-from kullback.predictions.reference_rows import ReferenceRows, measure_reference
+from kullback.predictions.reference_rows import (
+    DrawnMean,
+    ReferenceRows,
+    drawn_mean,
+    measure_reference,
+    population_mean,
+    row_estimates,
+)
 from kullback.results.value import Reason, Value
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
@@ -161,7 +166,7 @@ class _PartialPairing(Pairing):
 
 
 class ListedPairing(_PartialPairing):
-    """A pairing in which one side or both give only some classes, so that divergences are bounded."""
+    """A pairing with only some classes on one side or both. It gives bounds of divergences."""
 
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
@@ -195,7 +200,7 @@ class ListedPairing(_PartialPairing):
     def _against_rest(
         self, values: dict[str, Value[float]], group: Candidate, rest: Tensor
     ) -> dict[str, Value[float]]:
-        # The difference of two lower bounds says nothing.
+        # The difference of two lower bounds has no meaning.
         return {name: value for name, value in values.items() if name not in DIVERGENCES}
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float, settings: PairingSettings) -> Summary:
@@ -225,7 +230,7 @@ class ListedPairing(_PartialPairing):
 
 
 class ReferencePairing(_PartialPairing):
-    """A pairing of a reference file with logits, in which divergences are estimated and bounded."""
+    """A pairing of a reference file with logits. It estimates and bounds divergences."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
@@ -272,25 +277,13 @@ class ReferencePairing(_PartialPairing):
         return differences
 
     def _with_interval(
-        self,
-        summary: Summary,
-        name: str,
-        drawn: DrawnMean,
-        chosen: Tensor | slice,
-        settings: PairingSettings,
+        self, summary: Summary, name: str, drawn: DrawnMean, chosen: Tensor | slice, settings: PairingSettings
     ) -> Summary:
         interval, error = None, summary.standard_error
         reason: Reason | None = summary.reason
         if settings.run.bootstrap and math.isfinite(drawn.mean):
-            mean = population_mean(
-                self._rows,
-                self._measured_as[name],
-                chosen=chosen,
-                cluster=settings.clusters.numbers,
-                in_order=bool(settings.clusters.in_order),
-                bootstrap=settings.run.bootstrap,
-                generator=torch.Generator().manual_seed(settings.seed),
-            )
+            of = self._measured_as[name]
+            mean = population_mean(self._rows, of, settings.estimator(), chosen)
             interval, error, reason = mean.interval, mean.standard_error, mean.reason
         return replace(summary, value=drawn.mean, standard_error=error, interval=interval, reason=reason)
 

@@ -26,10 +26,10 @@ from kullback.common.files import (
 from kullback.common.words import is_address
 from kullback.errors import invalid_type, invalid_value, printable, safe_repr
 from kullback.io import Reference, RowSource, RowStream, TopKSource
-from kullback.io.blocks import rows_from
+from kullback.io.arrays import METADATA, encoded_header, read_header
 from kullback.io.reference_writer import STORED, ReferenceWriter
 from kullback.io.row_sources import checked
-from kullback.io.safetensors_file import METADATA, encoded_header, read_header
+from kullback.io.row_stream import rows_from
 from kullback.models.hidden_states import HiddenStates
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
@@ -218,12 +218,7 @@ def recorded_by(
 ) -> Recorded:
     """Return the arguments of a comparison that writes a reference file, which is checked first.
 
-    Arguments:
-        record: the path of the file to write.
-        sides: the base and the candidates.
-        texts: the text.
-        cut, loading, run: the settings.
-        further: further settings of `compare_models`.
+    The sides are the base and the candidates, and `further` are other settings of `compare_models`.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, FileError: the comparison cannot write this file.
@@ -272,7 +267,7 @@ def metadata_of(
 ) -> dict[str, str]:
     """Return the texts in a reference file about the model and the text.
 
-    Rows in a file may not know their tokenizer, which is then the tokenizer of the first model in `others`.
+    A file of rows may not name its tokenizer. The first model in `others` then gives the tokenizer.
     """
     known: dict[str, object]
     if isinstance(opened, RowSource):

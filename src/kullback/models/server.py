@@ -26,7 +26,7 @@ from kullback.partial_rows import log_tail_mass
 TOP = 20  # the most that vLLM gives without --max-logprobs
 CONCURRENCY = 4
 PIECE = 1 << 16  # characters of a text whose tokens are compared at a time
-BYTES_OF_ENTRY = 256  # the most bytes of one token in an answer
+BYTES_OF_ENTRY = 256  # the largest size of one token in an answer, in bytes
 FIELDS = "tokens", "token_logprobs", "top_logprobs"
 TRIALS = 8  # about the most beginnings of a text that test a server's alignment of values with tokens
 SMALLEST_REST = 1e-6  # the smallest remaining probability that float32 can show
@@ -52,7 +52,6 @@ class ServerModel(LanguageModel):
             an unknown vocabulary.
         classes: the number of classes of the logits, which servers do not report; 0 if unknown.
         concurrency: the number of requests at a time.
-        timeout: the seconds that the server may take for a request.
         first_wait: the seconds to wait before the second of five attempts. Each wait is twice the previous wait.
 
     Attributes:
@@ -72,14 +71,14 @@ class ServerModel(LanguageModel):
         vocabulary: Vocabulary | None = None,
         classes: int = 0,
         concurrency: int = CONCURRENCY,
-        timeout: float = 300.0,
         first_wait: float = 0.5,
     ) -> None:
-        self._server = Endpoint(address, api_key_env=api_key_env, timeout=timeout, first_wait=first_wait)
+        self._server = Endpoint(address, api_key_env=api_key_env, first_wait=first_wait)
         self._top, self._concurrency = top, concurrency
         self._is_aligned = False
         try:
-            self.speaks, self._model = _recognize(self._server)
+            self.speaks, model = _recognize(self._server)
+            self._named = {"model": model} if model else {}
             self.vocabulary = Vocabulary([]) if vocabulary is None else vocabulary
             self.info = ModelInfo(self._server.address, "server", classes=classes)
             self.bos = self._first_token()
@@ -91,19 +90,14 @@ class ServerModel(LanguageModel):
         return self._tokenize(text, special=False)
 
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
-        raise ModelError.at(
-            self.name,
+        raise self.error(
             wanted="a model that gives all logits",
             got=f"a server, which gives the top {self._top}",
             instead="call top_k",
         )
 
     def require_same_tokens(self, text: str, encode: Callable[[str], list[int]]) -> None:
-        """Check that the server cuts a text into the same token ids as another model.
-
-        Arguments:
-            text: the text of the comparison.
-            encode: the function that cuts a text into tokens of the other model.
+        """Check that the server cuts a text into the same token ids as `encode` of another model.
 
         Raises:
             ModelError: the server cuts the text into other tokens, or does not give the tokens of a text.
@@ -114,15 +108,10 @@ class ServerModel(LanguageModel):
             piece = text[start : start + PIECE]
             ours, theirs = encode(piece), self._tokenize(piece, special=False)
             if ours != theirs:
-                place = next(
-                    (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-                    min(len(ours), len(theirs)),
-                )
-                got = (
-                    f"{theirs[place]} for {ours[place]}" if place < min(len(ours), len(theirs)) else "an end"
-                )
-                raise ModelError.at(
-                    self.name,
+                shorter = min(len(ours), len(theirs))
+                place = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+                got = f"{theirs[place]} for {ours[place]}" if place < shorter else "an end"
+                raise self.error(
                     wanted="a server whose tokenizer gives the same token ids",
                     got=f"{got} at token {place} of the text from character {start} on",
                     instead="compare models of one tokenizer",
@@ -152,8 +141,7 @@ class ServerModel(LanguageModel):
                     done += 1
                     yield block
             except UnreachableError as error:
-                raise ModelError.at(
-                    self.name,
+                raise self.error(
                     wanted="an answer for every window",
                     got=f"the server stopped answering after {done} of {len(windows)} windows ({error.got})",
                     instead="start it again; a command with --resume continues from there",
@@ -180,8 +168,7 @@ class ServerModel(LanguageModel):
                 block = next(source.blocks(rows=len(ids) + 1), None)
         except FileError as error:
             said = printable(error if error.explanation is None else error.explanation.problem, 400)
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="an undamaged answer",
                 got=f"the answer for window {number} is damaged: {said}",
                 instead="see the log of the server",
@@ -192,14 +179,8 @@ class ServerModel(LanguageModel):
 
     def _ask_vllm(self, ids: list[int], scored: Tensor, most: int) -> Any:
         wanted = scored.tolist()
-        body = {
-            "model": self._model,
-            "prompt": ids,
-            "prompt_logprobs": self._top,
-            "max_tokens": 1,
-            "temperature": 0,
-        }
-        response = self._good(self._server.post("/v1/completions", body, most))
+        body = {"prompt": ids, "prompt_logprobs": self._top, "max_tokens": 1, "temperature": 0}
+        response = self._good(self._server.post("/v1/completions", body | self._named, most))
         for choice in _choices(response):
             if choice.get("prompt_token_ids") is None:
                 choice["prompt_token_ids"] = ids
@@ -222,7 +203,8 @@ class ServerModel(LanguageModel):
 
     def _ask_openai(self, ids: list[int], scored: Tensor, most: int) -> Any:
         del scored
-        start = int(self._is_special(ids[0]))  # the server adds this token to every text
+        word = self.vocabulary.get(ids[0])
+        start = int(word is not None and word.special)  # the server adds this token to every text
         completion = self._completion(self._text_of(ids[start:]), most, echo=True)
         texts, values, listed = completion
         if len(texts) >= len(ids) and self._words_differ(ids, texts) is None:
@@ -231,8 +213,7 @@ class ServerModel(LanguageModel):
         if differs is not None:
             place, wanted = differs
             got = repr(texts[place]) if place < len(texts) else "an end"
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted=f"{wanted!r} at token {start + place} of a window that was sent as text",
                 got=got,
                 instead="use a server that takes token ids (vLLM, SGLang)",
@@ -260,16 +241,13 @@ class ServerModel(LanguageModel):
     def _completion(self, text: str, most: int, *, echo: bool) -> tuple[list[Any], list[Any], list[Any]]:
         """Complete a text by one token, and return the tokens, their log-probabilities and the lists of top tokens."""
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": echo, "logprobs": self._top}
-        response = self._good(
-            self._server.post("/v1/completions", body | ({"model": self._model} if self._model else {}), most)
-        )
+        response = self._good(self._server.post("/v1/completions", body | self._named, most))
         choices = _choices(response)
         log_probs = choices[0].get("logprobs") if len(choices) == 1 else None
         parts = [log_probs.get(name) for name in FIELDS] if isinstance(log_probs, dict) else []
         lists = [part for part in parts if isinstance(part, list)]
         if len(lists) < len(FIELDS) or len({len(part) for part in lists}) > 1:
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="a server that gives log-probabilities of a prompt",
                 got="none of them for a completion with echo",
                 instead=WHO_CAN,
@@ -299,8 +277,7 @@ class ServerModel(LanguageModel):
             if rows and _agree(rows[0], listed[place]):
                 self._is_aligned = True
                 return
-        raise ModelError.at(
-            self.name,
+        raise self.error(
             wanted="log-probabilities of each token of a prompt given those before it",
             got="others, as llama-cpp-python gives for models without BOS",
             instead="serve the model with vLLM or SGLang, or compare the file",
@@ -333,15 +310,10 @@ class ServerModel(LanguageModel):
         count = Counter(word for each in words for word in each)
         return {word: token for token, each in enumerate(words) for word in each if count[word] == 1}
 
-    def _is_special(self, token: int) -> bool:
-        word = self.vocabulary.get(token)
-        return word is not None and word.special
-
     def _text_of(self, ids: list[int]) -> str:
         tokens = [self.vocabulary.get(token) for token in ids]
         if not tokens or any(token is None or token.special for token in tokens):
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="a server that takes token ids",
                 got="this server takes text, and a window holds a token that no text contains, or the vocabulary "
                 "is not known",
@@ -351,8 +323,7 @@ class ServerModel(LanguageModel):
         try:
             return b"".join(token.content for token in tokens if token is not None).decode()
         except UnicodeDecodeError:
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="a server that takes token ids",
                 got="this server takes text, and a window begins or ends within a character",
                 instead="use a server that takes token ids (vLLM, SGLang), or another --context",
@@ -383,8 +354,7 @@ class ServerModel(LanguageModel):
         rows = row_of[places]
         if block is None or bool((rows < 0).any()):
             place = int(places[rows < 0][0])
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="log-probabilities of all scored tokens",
                 got=f"none for token {place} of window {number}",
                 instead=f"{('score the second half (--score second-half)' if place == 1 else WHO_CAN)}",
@@ -393,8 +363,7 @@ class ServerModel(LanguageModel):
         wrong = kept.labels != tokens[places]
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted=f"token {int(tokens[places[row]])} at place {int(places[row])} of window {number}",
                 got=f"{int(kept.labels[row])}: the server has read other tokens",
                 instead="check its version",
@@ -402,9 +371,7 @@ class ServerModel(LanguageModel):
         return replace(kept, sequences=torch.full((len(places),), number, device="cpu"), positions=places)
 
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
-        body = {"prompt": text, "add_special_tokens": special} | (
-            {"model": self._model} if self._model else {}
-        )
+        body = {"prompt": text, "add_special_tokens": special} | self._named
         answer = self._server.post("/tokenize", body)
         tokens = answer.body.get("tokens") if isinstance(answer.body, dict) else None
         if (
@@ -412,8 +379,7 @@ class ServerModel(LanguageModel):
             or not isinstance(tokens, list)
             or not all(type(each) is int for each in tokens)
         ):
-            raise ModelError.at(
-                self.name,
+            raise self.error(
                 wanted="the tokens of a text from /tokenize, to compare them with the other model's",
                 got=self._server.message(answer),
                 instead="use vLLM, or SGLang 0.5.3 or newer",
@@ -475,8 +441,7 @@ def _largest_untold(others: JsonObject, text: str, value: Any, words: Mapping[st
 
     Arguments:
         others: the log-probabilities of the listed texts without the true token's text.
-        text: the true token's text.
-        value: the true token's log-probability.
+        text, value: the true token's text and log-probability.
         words: the texts that identify a token.
         top: the number of tokens that the server was asked for.
     """

@@ -12,7 +12,7 @@ from kullback.common.files import file_stamps
 from kullback.common.words import NO_LABEL
 from kullback.errors import ArgumentValueError, FileError, ModelError, invalid_value, printable
 from kullback.io import PartialRows, Reference, RowSource, RowStream, TopKSource
-from kullback.io.blocks import rows_from
+from kullback.io.row_stream import rows_from
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
@@ -59,9 +59,8 @@ class DenseSide(ModelSide):
     def __init__(self, info: ModelInfo, windows: Windows, model: LanguageModel | RowSource) -> None:
         super().__init__(info, windows)
         self.model = model
-        self._stored: list[tuple[int, int]] | None = (
-            None  # where a file in another order has the rows of each window
-        )
+        # The places at which a file in another order has the rows of each window.
+        self._stored: list[tuple[int, int]] | None = None
 
     def in_order(self, order: Tensor) -> DenseSide:
         side = DenseSide(self.info, self.windows.in_order(order), self.model)
@@ -163,14 +162,8 @@ class ReferenceSide(ModelSide):
         stored = reference.metadata
         numbers = [stored.get(name, "") for name in ("parameters", "file_bytes")]
         parameters, file_bytes = (int(x) if x.isdecimal() else None for x in numbers)
-        info = ModelInfo(
-            str(reference.ref.path),
-            "reference",
-            stored.get("dtype"),
-            reference.classes,
-            parameters,
-            file_bytes,
-        )
+        path, dtype = str(reference.ref.path), stored.get("dtype")
+        info = ModelInfo(path, "reference", dtype, reference.classes, parameters, file_bytes)
         return cls(info, reference.windows, reference)
 
 
@@ -214,10 +207,9 @@ class ListedSide(ModelSide):
 def _scored(block: PartialRows, windows: Windows) -> Tensor:
     """Return a mask of the rows of scored tokens in a file of all tokens."""
     inside = (block.sequences >= 0) & (block.sequences < len(windows))
-    place = windows.offsets[block.sequences.clamp(0, len(windows) - 1)] + block.positions
-    inside &= (block.positions >= 0) & (
-        place < windows.offsets[block.sequences.clamp(0, len(windows) - 1) + 1]
-    )
+    sequences = block.sequences.clamp(0, len(windows) - 1)
+    place = windows.offsets[sequences] + block.positions
+    inside &= (block.positions >= 0) & (place < windows.offsets[sequences + 1])
     return inside & windows.scored[torch.where(inside, place, 0)]
 
 

@@ -14,9 +14,8 @@ from kullback.io.windows import Windows
 from kullback.models.match import Matched
 from kullback.models.model_results import Candidate, SureCandidate, UntilSure
 from kullback.predictions.collect import AGREEMENTS, complement
-from kullback.predictions.goal import Goal
 from kullback.predictions.measure import DIVERGENCES
-from kullback.predictions.run import Run
+from kullback.predictions.run import Goal, Run
 from kullback.predictions.sources import Clusters
 from kullback.predictions.until_sure import Question
 
@@ -70,12 +69,8 @@ def question_of(
 ) -> Question:
     """Return the question whether the goal is reached, for windows in random order.
 
-    Arguments:
-        run: the settings of a run with a goal.
-        windows: the windows.
-        clusters: the units, whose numbers may be in any order.
-        candidates: the number of candidates.
-        most_windows: the number of windows after which the run ends; None for no end. The last unit is read to its end.
+    The clusters are the units, whose numbers may be in any order. The run ends after `most_windows`, if this number is
+    given, but the last unit is read to its end.
     """
     _, of_window = _windows_with_rows(windows, clusters)
     units = torch.nn.functional.pad((of_window.diff() != 0).cumsum(0), (1, 0))
@@ -87,7 +82,7 @@ def question_of(
 
 
 def _windows_with_rows(windows: Windows, clusters: Clusters) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the windows with a scored token, and the number of the unit of each of them."""
+    """Return the numbers of the windows with a scored token, and the number of each window's unit."""
     firsts = torch.nn.functional.pad(windows.clusters.diff() != 0, (1, 0), value=True)
     return windows.clusters[firsts], clusters.numbers[firsts]
 

@@ -16,7 +16,7 @@ from kullback.common.constraints import Arguments, OfType
 from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_input
 from kullback.common.shared_constraints import CONTEXT, FEWEST_TOKENS, SCORE, WINDOWS, Score
-from kullback.errors import FileError, ModelError, invalid_type, invalid_value
+from kullback.errors import FileError, invalid_type, invalid_value
 from kullback.io.windows import Windows
 from kullback.models.conversations import (
     WANTED,
@@ -27,6 +27,7 @@ from kullback.models.conversations import (
     document_tokens,
     read_record,
     reply_tokens,
+    unreadable,
 )
 from kullback.models.groups import pattern_of
 from kullback.models.language_model import LanguageModel
@@ -42,13 +43,9 @@ LONGEST_LINE = 64 * 1024 * 1024  # characters in a line of JSON
 
 @dataclass(frozen=True)
 class Text:
-    """The text that the models read.
+    """The texts, or the conversations and completions, that the models read, and the record of each, if any.
 
-    Attributes:
-        documents: the texts, or the conversations and completions.
-        running: whether there is one running text. Only whole windows of a running text are read, as in llama.cpp. The
-            last window of a document may be shorter.
-        records: the record that each document comes from; None without a record.
+    Only whole windows of one `running` text are read, as in llama.cpp. The last window of a document may be shorter.
     """
 
     documents: Sequence[Document]
@@ -74,29 +71,18 @@ def read_texts(path: Path) -> Text:
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise FileError.at(
-            f"text = {path}",
-            "text",
+        raise _wrong(
+            path,
             wanted="UTF-8",
             got=f"the byte {error.object[error.start]:#04x} at byte {error.start}",
             instead="convert the file to UTF-8",
         ) from None
     except (OSError, IsADirectoryError) as error:
-        raise FileError.at(
-            f"text = {path}",
-            "text",
-            wanted="a readable file",
-            got=f"{error.strerror or error}",
-            instead="check the path",
+        raise _wrong(
+            path, wanted="a readable file", got=f"{error.strerror or error}", instead="check the path"
         ) from None
     if not content.strip():
-        raise FileError.at(
-            f"text = {path}",
-            "text",
-            wanted="text",
-            got="an empty file",
-            instead="name a file with some thousand words",
-        )
+        raise _wrong(path, wanted="text", got="an empty file", instead="name a file with some thousand words")
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
     lines = [
@@ -104,9 +90,8 @@ def read_texts(path: Path) -> Text:
     ]
     documents = [document for document, _ in lines]
     if len({isinstance(each, str) for each in documents}) > 1:
-        raise FileError.at(
-            f"text = {path}",
-            "text",
+        raise _wrong(
+            path,
             wanted='"text" in every line, or "messages" or a "prompt" and "completion" in every line',
             got="both",
             instead="write two files",
@@ -114,14 +99,14 @@ def read_texts(path: Path) -> Text:
     return Text(documents, running=False, records=[record for _, record in lines])
 
 
+def _wrong(path: Path, *, wanted: str, got: str, instead: str) -> FileError:
+    return FileError.at(f"text = {path}", "text", wanted=wanted, got=got, instead=instead)
+
+
 def _document(path: Path, number: int, line: str) -> tuple[Document, Mapping[str, Any]]:
     def wrong(got: str) -> FileError:
-        return FileError.at(
-            f"text = {path}",
-            "text",
-            wanted=f"{WANTED} in every line",
-            got=f"{got} in line {number}",
-            instead="correct that line",
+        return _wrong(
+            path, wanted=f"{WANTED} in every line", got=f"{got} in line {number}", instead="correct that line"
         )
 
     if len(line) > LONGEST_LINE:
@@ -197,13 +182,13 @@ class Cut:
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window. ``"all"`` scores all
             tokens but the first. ``"assistant"`` scores the replies in conversations and the completions of prompts.
         most_windows: the largest number of windows to read; None for all windows.
-        groups: the groups of scored tokens, in each of which every statistic is computed too; None for no groups.
+        groups: the groups of scored tokens; every statistic is also computed in each group. None for no groups.
             ``"role"`` groups by the role of the message, or ``"prompt"`` and ``"completion"``. Tokens that a template
             adds are in group ``"template"``. ``"re:PATTERN"`` groups by a regular expression of Python, which is
-            searched in the text of each window. The tokens that overlap a match are in group ``"match"``, or in that
-            of the first named group, as of ``re:(?P<number>[0-9]+)|(?P<word>[a-z]+)``. All others are in ``"rest"``.
-            Any other text is a key of the records, with one value for all tokens of a record, or a list with a value
-            for each. A pattern may run forever, so it must be your own. There are at most 32 groups.
+            searched in the text of each window. The tokens that overlap a match are in group ``"match"``, or in the
+            group of the first named part, as in ``re:(?P<number>[0-9]+)|(?P<word>[a-z]+)``. All others are in
+            ``"rest"``. Any other text is a key of the records, with one value for all tokens of a record, or a list
+            with a value for each. A pattern may run forever, so it must be your own. There are at most 32 groups.
 
     Raises:
         ArgumentValueError: an attribute has a wrong value.
@@ -234,15 +219,11 @@ class Cut:
         """
         context, score, most = self.context, self.score, self.most_windows
         if score != "all" and text.are_conversations != (score == "assistant"):
-            wanted = (
-                "conversations with score='assistant', and no other text" if score == "assistant" else "text"
-            )
-            got = "conversations" if text.are_conversations else "text"
-            instead = (
-                "score='assistant' (--score assistant), or score='all'"
-                if text.are_conversations
-                else "score='second-half'"
-            )
+            wanted, got, instead = "text", "text", "score='second-half'"
+            if score == "assistant":
+                wanted = "conversations with score='assistant', and no other text"
+            if text.are_conversations:
+                got, instead = "conversations", "score='assistant' (--score assistant), or score='all'"
             raise invalid_value("Cut", "score", wanted=wanted, got=got, instead=instead)
         cuts: list[tuple[int, list[int], list[bool]]] = []
         for number, document in enumerate(text.documents):
@@ -256,9 +237,7 @@ class Cut:
                 break
         cuts = [window for window in cuts if any(window[2])]
         if not cuts:
-            raise ModelError.at(
-                "text",
-                "text",
+            raise unreadable(
                 wanted=f"at least one window of {context} tokens",
                 got="fewer tokens in all",
                 instead=(
@@ -304,9 +283,7 @@ def _conversation(
     else:
         tokens, scored = reply_tokens(model, document, number)
     if len(tokens) > context:
-        raise ModelError.at(
-            "text",
-            "text",
+        raise unreadable(
             wanted=f"conversations of at most {context} tokens",
             got=f"{len(tokens)} in conversation {number}",
             instead=f"allow more (--context {len(tokens)}), or leave that conversation out",

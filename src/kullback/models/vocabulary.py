@@ -98,12 +98,7 @@ class Vocabulary(Sequence[Token | None]):
 
 
 class Words(NamedTuple):
-    """What a tokenizer shows of its tokens.
-
-    Attributes:
-        vocabulary: the token of each class.
-        bos: the token that the tokenizer puts before every text; None if there is no such token.
-    """
+    """The token of each class of a tokenizer, and the token `bos` that it puts before every text, if any."""
 
     vocabulary: Vocabulary
     bos: int | None
@@ -142,11 +137,7 @@ class SharedClasses:
             return kept
         wide = logits.index_select(-1, others.to(logits.device)).float()
         rest = wide.logsumexp(-1, keepdim=True)  # -inf if there are no other classes
-        return (
-            torch.cat([kept, rest.to(kept.dtype)], -1)
-            if kept.dtype == wide.dtype
-            else torch.cat([kept.float(), rest], -1)
-        )
+        return torch.cat([kept.float(), rest], -1)
 
     def shared_numbers(self, tokens: Tensor) -> Tensor:
         """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get the number of the last
@@ -162,14 +153,12 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
 
     If several tokens of a vocabulary have the same bytes, they are matched in their order.
 
+    The result is None if both vocabularies have the same tokens in the same places.
+
     Arguments:
-        p: P's vocabulary.
-        q: Q's vocabulary.
+        p, q: the vocabularies of P and Q.
         classes: the number of classes of P's and Q's logits. Classes beyond a vocabulary have no token. If only one
             side has such classes and all tokens are shared, these classes are left out.
-
-    Returns:
-        the shared classes; None if both vocabularies have the same tokens in the same places.
 
     Example:
         >>> a, b, c = Token(b"a"), Token(b"b"), Token(b"c")

@@ -15,11 +15,11 @@ from kullback.errors import invalid_type
 from kullback.pairs.clone import expanded, upcast_copy, with_dimension, with_ordinary_tensors
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.densities.maps import plain_form
 from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.cholesky import identity_like, of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
-from kullback.pairs.plain_form import plain_form
+from kullback.pairs.refusals import check_domains
 from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable
@@ -174,7 +174,7 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
     """Return t H(f_a) + log int f_a^t g_b for the powers t in `_POWERS`, with shape (powers, ..., a, b).
 
     Here H is the entropy, and f_a and g_b are components. If they are not normal, the result is None. The formula is
-    (t d - log det(I + t G) - t |C^-1 z|^2) / 2 for d dimensions, with G = L^-1 S L^-T, C C^T = I + t G and
+    (t d - log det(I + t G) - t |C^-1 z|^2) / 2 for d dimensions. Here G = L^-1 S L^-T, C C^T = I + t G and
     z = L^-1 (m_a - m_b). L is the Cholesky factor of f_a's covariance, S is the covariance of g_b, and m_a and m_b are
     the means.
     """

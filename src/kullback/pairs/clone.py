@@ -1,4 +1,4 @@
-"""Copies of distributions of any class with changed parameters, and lists of the distributions and tensors in them."""
+"""Copies of distributions with changed parameters, and lists of the distributions and tensors inside a distribution."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Change = Callable[[Any, str, Tensor], Tensor]
 _CONTAINERS = (Distribution, Transform, list, tuple)
 
 
-def with_tensors(thing: Any, change: Change) -> Any:
-    """Return a copy of a distribution or transform with `change` applied once to every tensor in it."""
-    return _copied(thing, change, {})
+def with_tensors(thing: Any, change: Change, copies: dict[int, Any] | None = None) -> Any:
+    """Return a copy of a distribution or transform with `change` applied once to every tensor in it.
 
-
-def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
+    `copies` has the copies that are made already, by the identities of the originals.
+    """
+    copies = {} if copies is None else copies
     if id(thing) in copies:
         return copies[id(thing)]
     if isinstance(thing, list | tuple):
-        return type(thing)(_copied(part, change, copies) for part in thing)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return type(thing)(with_tensors(part, change, copies) for part in thing)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(thing, Distribution | Transform):
         return thing
     # The copy is stored before its contents are copied, because a transform and its inverse refer to each other.
@@ -49,7 +49,7 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
             # demand.
             new.__dict__[name] = None
         elif isinstance(value, _CONTAINERS) and type(value) is not torch.Size:
-            new.__dict__[name] = _copied(value, change, copies)
+            new.__dict__[name] = with_tensors(value, change, copies)
     return new
 
 

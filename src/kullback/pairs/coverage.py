@@ -23,7 +23,7 @@ from torch.distributions import (
 
 from kullback.errors import ArgumentValueError
 from kullback.pairs.densities.density import densities_of
-from kullback.pairs.plain_form import plain_form
+from kullback.pairs.densities.maps import plain_form
 from kullback.pairs.registry import WRAPPERS, plan_for
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.results.estimate import Estimate
@@ -68,7 +68,7 @@ _TYPICAL: dict[str, object] = {
     "total_count": 2,
     "transforms": [AffineTransform(0.5, 2.0)],
 }
-# _TYPICAL_OF has the typical values for classes in which a parameter has another meaning than in `_TYPICAL`.
+# _TYPICAL_OF has the typical values for classes whose parameters have another meaning than in `_TYPICAL`.
 _TYPICAL_OF: dict[str, dict[str, object]] = {
     "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
     "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], **_FLOAT64)},

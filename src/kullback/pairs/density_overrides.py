@@ -51,7 +51,7 @@ def overrides(d: Distribution, method: str) -> bool:
 
 
 def lacks(d: Distribution, methods: Sequence[str]) -> list[str]:
-    """Return those of the methods "log_prob", "sample" and "support" that the class of a distribution does not have."""
+    """Return the names in `methods` that neither the distribution nor its class defines."""
     inherited = {
         name: getattr(type(d), name) is getattr(Distribution, name) for name in (*methods, "rsample")
     }

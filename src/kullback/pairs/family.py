@@ -1,16 +1,18 @@
 """`Family`, a record of the facts about a family of distributions, and `FAMILIES`, the table of all these records.
 
-The following parts of the library read the records: closed forms from moments, the test for an infinite divergence, the
-conversion from SciPy, the change of units, the compiled kernels and `fit`. So no part needs a separate table of types.
+These parts of the library read the records: closed forms from moments, the test for an infinite divergence, the
+conversion from SciPy, the change of units, compiled kernels and `fit`. So no part needs a separate table of types.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.distributions import Distribution, Transform, constraints
@@ -27,38 +29,49 @@ CHOICE = "logits|probs"
 """The name that represents either logits or probs, whichever the user passed, among a family's parameters."""
 
 
-class Means(Protocol):
-    """The means under the target of a fit. A statistic is a function of `Points` and of further parameters."""
+class Means(ABC):
+    """The means under the target of a fit, in its batch shape. A statistic is a function of `Points` and of parameters.
 
+    The last dimension of `Points` and of each parameter is the dimension of the points.
+    """
+
+    @abstractmethod
     def mean(self) -> Tensor:
-        """Return E[x]."""
-        ...
+        """Return E[x], with full precision even if |E[x]| is many times the standard deviation."""
 
+    @abstractmethod
     def mean_of(
         self, statistic: Callable[..., Tensor], *parameters: Tensor, corner: Tensor | None = None
     ) -> Tensor:
-        """Return E[statistic(x, *parameters)]; `corner` is an x at which the statistic has no derivative."""
-        ...
+        """Return E[statistic(x, *parameters)] for parameters of the batch shape.
+
+        `corner` is an x at which the statistic or its derivative jumps, or None for a smooth statistic.
+        """
 
     def mean_log(self) -> Tensor:
         """Return E[log x]."""
-        ...
+        return self.mean_of(_log_x)
 
     def deviation(self, about: Tensor, *, of_log: bool = False) -> Tensor:
         """Return the square root of E[(x - about)^2], or of E[(log x - about)^2] with `of_log`."""
-        ...
+        of = _log_x if of_log else attrgetter("x")
+        return self.mean_of(lambda at, center: (of(at) - center) ** 2, about).sqrt()
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
         """Return the mean and the standard deviation from one integral, or None for a target without a density."""
-        ...
+        return None
 
+    @abstractmethod
     def median(self) -> Tensor:
         """Return a median."""
-        ...
 
     def extreme(self, side: int) -> Tensor | None:
         """Return the smallest (side -1) or the largest (side 1) number with mass, or None if it is unknown."""
-        ...
+        return None
+
+
+def _log_x(at: Any) -> Tensor:
+    return at.log_above(0.0)
 
 
 class ScipyForm(NamedTuple):
@@ -94,7 +107,7 @@ class Family:
     Attributes:
         type: the class of the distributions.
         parameters: the names of the tensor attributes that are the parameters, separated by spaces, in the order of the
-            kernels, and of the fields of `density` if it is a class. `CHOICE` represents logits or probs.
+            kernels. If `density` is a class, its fields have the same order. `CHOICE` represents logits or probs.
         density: a class of `Density` whose fields are the parameters, or a function that returns the density of a
             distribution. The support and the tails of the density decide where a divergence is +inf.
         support: the ends of the support: numbers, names of parameters, or None for another end. The support is needed

@@ -13,9 +13,8 @@ from torch.distributions import Distribution
 from kullback.common.extra_arguments import by_name
 from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.pairs.clone import with_ordinary_tensors
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.coverage import families, rule_of
-from kullback.pairs.registry import WRAPPERS, on_registration, plan_for, user_pairs
+from kullback.pairs.registry import WRAPPERS, fused_divergence, on_registration, plan_for, user_pairs
 from kullback.pairs.solve import estimate_by_rules
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.torch_registry import (
@@ -182,15 +181,14 @@ def _is_served(type_p: type, type_q: type) -> bool:
     """Return whether kullback has a deterministic rule for two types, which are torch's classes or subclasses."""
     key = ("served", type_p, type_q)
     if key not in PLANS:
-        PLANS[key] = _has_rule((type_p, type_q))
+        pair = [
+            next(families()[kind] for kind in own.__mro__ if kind in families())
+            for own in (type_p, type_q)
+            if not families().keys().isdisjoint(own.__mro__)
+        ]
+        # The rule of a wrapper depends on the wrapped distribution.
+        PLANS[key] = len(pair) == 2 and (
+            any(isinstance(d, WRAPPERS) for d in pair)
+            or rule_of(*pair) not in ("monte_carlo", "not_comparable")
+        )
     return PLANS[key]
-
-
-def _has_rule(types: TypePair) -> bool:
-    kinds = [next((kind for kind in own.__mro__ if kind in families()), None) for own in types]
-    if None in kinds:
-        return False
-    p, q = (families()[kind] for kind in kinds if kind is not None)
-    if isinstance(p, WRAPPERS) or isinstance(q, WRAPPERS):  # the rule depends on the wrapped distributions
-        return True
-    return rule_of(p, q) not in ("monte_carlo", "not_comparable")

@@ -14,12 +14,7 @@ _MIXTURE = "MixtureSameFamily(Categorical(torch.tensor({weights})), {parts})"
 
 
 def line_for(x: object, name: str) -> str | None:
-    """Return the line of code that turns an object into a distribution or draws, or None for an unknown object.
-
-    Arguments:
-        x: the object, which the user passed as an argument.
-        name: the name of the argument, which the line contains.
-    """
+    """Return the line of code that turns the argument `name` into a distribution or draws; None for an unknown one."""
     if isinstance(x, type):
         return _of_class(x)
     for kind in type(x).__mro__:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.distributions import (
+    Categorical,
     Distribution,
     Independent,
     MixtureSameFamily,
@@ -18,9 +21,9 @@ from torch.distributions import (
 from kullback.common.extra_arguments import by_name
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.kernels.codes import ElementForm, RowForm
-from kullback.kernels.native.native_closed_forms import Form as KernelForm
-from kullback.pairs.density_overrides import class_overrides_density
-from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut
+from kullback.kernels.native.native_closed_forms import Form as KernelForm, divergence, required_gradients
+from kullback.pairs.density_overrides import class_overrides_density, overrides_density
+from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut, is_ordinary_call
 from kullback.pairs.torch_registry import (
     PLANS,
     TORCH,
@@ -33,6 +36,7 @@ from kullback.results.estimate import Estimate
 
 RuleFunction = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=RuleFunction)
+AnyT = TypeVar("AnyT")
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 """The classes that wrap other distributions: the rule for a pair depends on the wrapped distributions."""
 
@@ -44,13 +48,15 @@ SURFACES: dict[type, str] = {
 """The names of event spaces whose densities have a base measure different from Lebesgue measure, by constraint."""
 
 FormT = TypeVar("FormT", bound=FormFunction)
+# _MOST_CLASSES is the largest number of classes in `fused_divergence_of_logits`. Longer rows have other kernels.
+_MOST_CLASSES = 32
 
 
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
     `error` is a function of P, Q and the value. If `error` is None, the bound is the common bound in
-    `kullback.pairs.rounding`. `native` computes the same value in C++. If `yields` is true, another closed form for the
+    `kullback.pairs.solve`. `native` computes the same value in C++. If `yields` is true, another closed form for the
     same types replaces this form.
     """
 
@@ -78,9 +84,10 @@ _RULES: dict[str, dict[TypePair, Any]] = {"user": {}, "closed_form": {}, "shortc
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
 
-def _register(role: str, types: TypePair, rule: object) -> None:
+def _register(role: str, types: TypePair, rule: AnyT) -> AnyT:
     _RULES[role][types] = rule
     forget_plans()
+    return rule
 
 
 def closed_form(
@@ -122,22 +129,12 @@ def native_form(type_p: type, type_q: type) -> KernelForm:
 
 def shortcut(type_p: type, type_q: type) -> Callable[[Shortcut], Shortcut]:
     """Register a function that computes KL for exactly these two types, without any checks before it."""
-
-    def enter(function: Shortcut) -> Shortcut:
-        _register("shortcut", (type_p, type_q), function)
-        return function
-
-    return enter
+    return partial(_register, "shortcut", (type_p, type_q))
 
 
 def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
     """Register a function f(p, q, kl) that computes a divergence from the estimates kl(p, q) of other pairs."""
-
-    def enter(function: ReductionT) -> ReductionT:
-        _register("reduction", (type_p, type_q), function)
-        return function
-
-    return enter
+    return partial(_register, "reduction", (type_p, type_q))
 
 
 def user_pairs() -> Iterator[TypePair]:
@@ -227,6 +224,31 @@ def plan_for(type_p: type, type_q: type) -> Plan:
     return _made_plan((type_p, type_q)) if plan is None else plan
 
 
+def fused_divergence(p: object, q: object) -> Tensor | None:
+    """Return KL(P || Q) in the dtype of the parameters, or None if no shortcut supports P and Q."""
+    if torch.compiler.is_compiling() or not (isinstance(p, Distribution) and isinstance(q, Distribution)):
+        return None
+    plan = plan_for(type(p), type(q))
+    if plan.shortcut is None or "log_prob" in vars(p) or "log_prob" in vars(q):
+        return None
+    if not plan.is_plain and (overrides_density(p) or overrides_density(q)):
+        return None
+    return plan.shortcut(p, q)
+
+
+def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
+    """Return KL between rows of logits, or None if the kernel does not support them, such as more than 32 classes."""
+    if not 0 < p.shape[-1] == q.shape[-1] <= _MOST_CLASSES:
+        return None
+    if torch.compiler.is_compiling() or not is_ordinary_call():
+        return None
+    kernel = plan_for(Categorical, Categorical).shortcut
+    if not isinstance(kernel, NativeForm):
+        return None
+    required = required_gradients((p, q))
+    return None if required is None else divergence(kernel.form, (p, q), required)
+
+
 def _made_plan(types: TypePair) -> Plan:
     user_rules, closed_forms, reductions = (_RULES[role] for role in ("user", "closed_form", "reduction"))
     own = tuple(UserRule(user_rules[pair], pair) for pair in _most_specific(user_rules, *types))
@@ -237,7 +259,8 @@ def _made_plan(types: TypePair) -> Plan:
     has_own = third_party is not None and third_party.for_own_class
     direct = _RULES["shortcut"].get(types)
     are_plain = all(map(is_plain, types))
-    if form is not None and form.native and not has_own and all(map(_keeps_support, types, forms[0])):
+    supports = [[getattr(kind, "support", None) for kind in pair] for pair in (types, *forms)]
+    if form is not None and form.native and not has_own and all(map(operator.is_, *supports)):
         direct = form.native
     plan = Plan(
         types,
@@ -262,10 +285,6 @@ def _space(kind: type) -> tuple[bool | None, str | None]:
     """Return whether events of a class of torch are discrete, and the name of their space if it is in `SURFACES`."""
     support = getattr(kind, "support", None)  # the class attribute is the same for all parameters
     return getattr(support, "is_discrete", None), SURFACES.get(type(support))
-
-
-def _keeps_support(kind: type, family: type) -> bool:
-    return getattr(kind, "support", None) is getattr(family, "support", None)
 
 
 def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:
@@ -293,8 +312,8 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
     .. math:: \text{rule}(p, q) = KL(P \| Q)
 
-    The most specific rule wins: a rule for (A, B) serves all subclasses of A and B, unless another rule is registered
-    for more specific types, here or with `torch.distributions.register_kl`. A rule that you register here precedes
+    The most specific rule wins. A rule for (A, B) serves all subclasses of A and B, unless a rule for more specific
+    types is registered, here or with `torch.distributions.register_kl`. A rule that you register here precedes
     torch's rule for the same types. Torch's registry does not change, except after `install`: then torch uses the rule
     too.
 

@@ -1,9 +1,9 @@
 """Closed forms of Renyi divergences of orders from 1/2 on; smaller orders follow by exchanging P and Q.
 
-If the density of R is proportional to p^a q^(1 - a), the divergence is KL(R || Q) + a / (1 - a) KL(R || P), at every
-order a except 0 and 1. This formula does not subtract log-normalizers, so no digits are lost if P and Q are nearly
-equal. With natural parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these parameters are
-not valid, the integral of p^a q^(1 - a) is infinite.
+Let the density of R be proportional to p^a q^(1 - a). At every order a except 0 and 1, the divergence is
+KL(R || Q) + a / (1 - a) KL(R || P). This formula does not subtract log-normalizers, so no digits are lost if P and Q
+are nearly equal. With natural parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these
+parameters are not valid, the integral of p^a q^(1 - a) is infinite.
 
 Each formula takes the order `alpha` and `rest` = 1 - alpha, which has full precision if alpha is near 1.
 

@@ -17,10 +17,8 @@ from torch.distributions import AffineTransform, Distribution, TransformedDistri
 
 from kullback.common.dtypes import tensor_of
 from kullback.errors import invalid_type
-from kullback.pairs.densities.black_box import UNDERFLOWED, BlackBoxDensity, black_box
+from kullback.pairs.densities.black_box import UNDERFLOWED, BlackBoxDensity, black_box, interval_between
 from kullback.pairs.densities.density import Coordinate, Density, Points, density_of, register_density
-from kullback.pairs.densities.image import interval_between
-from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.family import FAMILIES, ScipyForm
 from kullback.pairs.numerics.parameters import given_logits
@@ -56,13 +54,7 @@ _FROZEN = ("_frozen", *_TABLES, _NEW_INTERFACE)
 
 
 def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
-    """Return a torch distribution, in float64, with the density of a SciPy distribution.
-
-    Arguments:
-        call: the name of the function that the user called, for messages.
-        argument: the name of the argument, for messages.
-        frozen: the SciPy distribution.
-    """
+    """Return a torch distribution, in float64, with the density of a SciPy distribution."""
     if any(kind.__name__ in _TABLES for kind in type(frozen).__mro__):
         frozen = frozen()
     distribution, names = None, [kind.__name__ for kind in type(frozen).__mro__]
@@ -323,9 +315,9 @@ class ShiftedDensity(AffineDensity):
     integer: ClassVar[bool] = True
 
     @property
-    def smooth(self) -> bool:
+    def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the probabilities of `part` are a smooth function of y."""
-        return cast(IntegerDensity, self.part).smooth
+        return self.part.smooth
 
     def coordinate(self) -> Coordinate:
         return self.part.coordinate()

@@ -26,7 +26,7 @@ _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 _NO_LESS_THAN_KL = 0.95
 # Two tail coefficients count as equal up to the relative difference _ROUNDING, because they are rounded products.
 _ROUNDING = 1e-12
-_NUMBERS = "arrays of numbers"  # the name of a space that is no surface
+_NUMBERS = "arrays of numbers"  # the name of a space that is not a surface
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:

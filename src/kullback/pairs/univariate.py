@@ -35,7 +35,7 @@ from kullback.pairs.support import is_divergence_infinite
 
 # _FIRST_EVALUATIONS limits the nodes of a batch element in the first round. An element that needs more nodes gets the
 # maximum in the second round. In benchmarks/panel_constants.py, a limit of 600 nodes needs 50 % more evaluation points
-# in total than a limit of 1,200, and a limit of 2,400 needs 4 % fewer. But with a limit of 2,400, a single hard element
+# than a limit of 1,200, and a limit of 2,400 needs 4 % fewer. But with a limit of 2,400, a single hard element
 # makes its whole batch use that many nodes.
 _FIRST_EVALUATIONS = 1200
 # At most _ALONE batch elements that missed their tolerance are computed again, each of them alone. Each element takes
@@ -191,8 +191,7 @@ def _in_blocks(pair: _Pair) -> Integral:
     if not pair.splits:
         return _computed(pair)
     if count == 1:
-        value, error, unintegrated = _in_rounds(pair)
-        return Integral(value.reshape(shape), error.reshape(shape), unintegrated.reshape(shape))
+        return Integral(*(x.reshape(shape) for x in _in_rounds(pair)))
     parts: list[Integral] = []
     with progress_bar("pairs", show=count > _BLOCK) as update:
         # A batch element of a mixture has as many numbers as components, so blocks of mixtures have fewer elements.

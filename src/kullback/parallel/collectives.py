@@ -50,9 +50,7 @@ class Ranks:
         self.rank = dist.get_rank(group)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the tensors `x` of all ranks, stacked in rank order, shape (ranks, ...). The tensors must have equal
-        shapes.
-        """
+        """Return the tensors of all ranks, which have equal shapes, stacked in rank order, shape (ranks, ...)."""
         gathered = x.new_empty(self.size, *x.shape)
         if x.numel():
             dist.all_gather(list(gathered.unbind(0)), x.contiguous(), group=self.group)
@@ -65,11 +63,7 @@ class Ranks:
         return x
 
     def exchange(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Send `pieces[i]`, a one-dimensional tensor, to rank i. Return the pieces that all ranks sent to this rank,
-        joined in rank order.
-
-        `sizes` are the lengths of the pieces that this rank receives.
-        """
+        """Send the one-dimensional `pieces[i]` to rank i. Return the pieces for this rank, of these sizes, joined."""
         sent = torch.cat(list(pieces))
         received = sent.new_empty(sum(sizes))
         dist.all_to_all_single(
@@ -86,19 +80,9 @@ def agree(
     own: Mapping[str, int],
     problem: KullbackError | None,
 ) -> dict[str, list[int]]:
-    """Return a dict that has, for each key of `own`, a list of the integers of all ranks. If the calls of the ranks
-    differ, every rank raises an error.
-
-    The function makes one all-gather of a few integers. Reading the integers synchronizes with an accelerator.
-
-    Arguments:
-        ranks: the group.
-        device: the device of the tensors.
-        same: values that must be equal on all ranks: integers, tensors of one integer, or objects that are compared
-            by their repr. A key is the argument and a description, such as "student number of positions".
-        own: integers that may differ between ranks.
-        problem: the error in this rank's arguments, or None. With an error, all ranks raise, so that no rank waits for
-            this rank.
+    """Return the integers of all ranks for each key of `own`, from one all-gather, which synchronizes an accelerator.
+    Raise on every rank if a rank has a `problem`, or if `same` differs: integers, tensors of one, or objects with a
+    repr. A key of `same` is the argument and a description, such as "student number of positions".
     """
     same = {"group call": ranks.call, **same}
     stand_ins = [0 if problem else _number(x) for x in same.values()]
@@ -138,9 +122,7 @@ def agree(
 
 
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
-    """Raise if torch differentiates or batches the backward pass. `grad` is the gradient that the backward pass
-    receives.
-    """
+    """Raise if torch differentiates or batches the backward pass, which receives the gradient `grad`."""
     if torch.is_grad_enabled() or not can_inspect(grad):
         raise invalid_value(
             ranks.call,
@@ -171,7 +153,5 @@ def pattern(x: Tensor | None) -> Tensor | int:
 
 
 def stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Return a matrix whose columns are the tensors in `numbers`, in the device's most accurate dtype. Each tensor has
-    one number for each row.
-    """
+    """Return a matrix of these columns, one number for each row, in the device's most accurate dtype."""
     return torch.stack(list(numbers), -1).to(accurate_dtype(numbers[0].device))

@@ -33,9 +33,7 @@ class DerivativeSums(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """The merged numbers of rows, which are equal on all ranks: the divergences, the sums for P and for Q, and extra
-    numbers that only some rules need.
-    """
+    """Numbers of rows that are equal on all ranks: divergences, sums of P and Q, and extra ones of some rules."""
 
     values: Tensor
     sums: tuple[DerivativeSums | None, DerivativeSums | None]
@@ -48,9 +46,7 @@ class Merged(NamedTuple):
 
 
 class CombineRule:
-    """The rule for a divergence that is a sum over classes. If `gathers` is False, the ranks sum the results of
-    `local`, else they gather these results.
-    """
+    """The rule for a sum over classes. The ranks gather the results of `local` if `gathers`, else sum them."""
 
     gathers = False
 
@@ -60,14 +56,8 @@ class CombineRule:
         self.rank = rank
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
-        """Return a few numbers for each row, shape (rows, numbers), computed from this rank's classes.
-
-        Arguments:
-            pair: the masses and log-ratios of these classes.
-            tops: for each side, a mask of the class with the most mass in its row; None if no gradient is needed.
-
-        Returns:
-            shape (rows, numbers).
+        """Return a few numbers for each row, shape (rows, numbers), from this rank's classes. `tops` has each side's
+        mask of the class with the most mass; None if no gradient is needed.
         """
         numbers = [self.kind.terms(pair).sum(-1)]
         if any(top is not None for top in tops):
@@ -75,9 +65,7 @@ class CombineRule:
         return stacked(numbers)
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
-        """Return the merged numbers of the rows. `numbers` has the results of `local`: their sums over the ranks or, if
-        `gathers`, the results of all ranks, stacked.
-        """
+        """Return the merged numbers from the results of `local`, summed over the ranks or, if `gathers`, stacked."""
         columns = list(numbers.unbind(-1))
         return Merged(columns[0], _sides(columns[1:], wanted))
 
@@ -89,9 +77,8 @@ class CombineRule:
 class _RenyiRule(CombineRule):
     """The rule for Renyi's divergence of an order alpha that is not 0, 1 or infinity.
 
-    Where the sum of p^alpha q^(1 - alpha) is near 1, the value is computed from the power divergence, which keeps more
-    digits than the logarithm of the sum. Elsewhere, the value is computed from this logarithm, which neither overflows
-    nor underflows.
+    Where the sum of p^alpha q^(1 - alpha) is near 1, the power divergence gives the value. It keeps more digits than
+    the logarithm of the sum. Elsewhere, this logarithm gives the value. It neither overflows nor underflows.
     """
 
     gathers = True
@@ -150,9 +137,7 @@ class _RenyiRule(CombineRule):
 
 
 class _LargestRatioRule(CombineRule):
-    """The rule for Renyi's divergence of infinite order, which is the largest log(p / q). Only the first class with the
-    largest log(p / q) has a gradient.
-    """
+    """The rule for Renyi's infinite order: the largest log(p / q), whose first class alone has a gradient."""
 
     gathers = True
 
@@ -230,11 +215,7 @@ class _SupportRule(CombineRule):
 
 
 def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule:
-    """Return the rule that combines numbers for the divergence `kind`.
-
-    Raises:
-        ArgumentValueError: the divergence is neither a sum over classes nor `Renyi`.
-    """
+    """Return the rule for the divergence `kind`; raise unless that is a sum over classes or `Renyi`."""
     if isinstance(kind, Renyi):
         if kind.alpha == 1:
             return CombineRule(KL(), classes)
@@ -287,16 +268,12 @@ def _without_infinite(logs: Tensor) -> Tensor:
 
 
 def _finite_peak(logs: Tensor) -> Tensor:
-    """Return `logs` with 0 in place of -inf, because the caller subtracts the result, and -inf - (-inf) would
-    be NaN.
-    """
+    """Return `logs` with 0 for -inf, because -inf minus the result, -inf, would be NaN."""
     return torch.where(logs == -torch.inf, 0, logs)
 
 
 def first_rank(numbers: Tensor, largest: Tensor) -> Tensor:
-    """Return, for each row, the first rank whose number is `largest`, the largest number of the row. If `largest` is
-    NaN, return 0.
-    """
+    """Return, for each row, the first rank whose number is `largest`, the row's largest; 0 if that is NaN."""
     places = torch.arange(numbers.shape[0], device=numbers.device).unsqueeze(-1)
     first = torch.where(numbers == largest, places, numbers.shape[0]).amin(0)
     return torch.where(first == numbers.shape[0], 0, first)

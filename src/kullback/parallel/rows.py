@@ -16,23 +16,27 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation
-from kullback.kernels.blocks import row_blocks
-from kullback.kernels.label_terms import HardLabels, subtractable
+from kullback.kernels.label_terms import HardLabels, LabelSums, subtractable
 from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
-from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
+from kullback.kernels.row_operation import (
+    Evaluation,
+    Gradients,
+    RowOperation,
+    Wanted,
+    Weights,
+    overwritten,
+    row_blocks,
+)
 from kullback.kernels.row_sums import log_sums
-from kullback.kernels.triton import triton_parts
+from kullback.kernels.triton import triton_rows
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
-from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
 
 class Normalizer(NamedTuple):
-    """The normalizers of the rows of P or of Q over all ranks. The logsumexp of a row is peak / temperature +
-    log(total).
-    """
+    """The normalizers of P's or Q's rows over all ranks: the logsumexp is peak / temperature + log(total)."""
 
     peak: Tensor
     total: Tensor
@@ -41,6 +45,28 @@ class Normalizer(NamedTuple):
     def block(self, rows: slice) -> Normalizer:
         """Return the normalizers of only the rows of a slice."""
         return Normalizer(*(x[rows] for x in self))
+
+
+class MixedLabels(NamedTuple):
+    """The labels of rows, with the numbers that mix their cross-entropies with the divergences of the rows."""
+
+    hard: HardLabels
+    places: Tensor  # the results of `places_of` for the labels
+    sums: LabelSums
+
+    def values(self, divergences: Tensor) -> Tensor:
+        """Return the mixed value of each row. `divergences` has the divergences of the rows."""
+        return self.hard.mixed_with(divergences, self.sums.cross_entropies())
+
+    def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
+        """Return the gradient of the mixed values for the rows of a slice, given the divergences' gradient. Both are by
+        Q's `logits`, or by P's logits if `logits` is None: the cross-entropies do not depend on P.
+        """
+        soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
+        if logits is None:
+            return soft
+        ones = torch.ones_like(self.sums.margin[rows])
+        return soft + self.hard.hard * self.sums.gradient(rows, logits, self.places[rows], ones)
 
 
 class SweepResults(NamedTuple):
@@ -58,9 +84,7 @@ class SweepResults(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ShardedRows(RowOperation):
-    """The row operation of divergences of rows whose classes are sharded. All ranks must call the same methods on the
-    same rows.
-    """
+    """Divergences of rows with sharded classes. All ranks call the same methods on the same rows."""
 
     ranks: Ranks
     kind: Divergence
@@ -73,17 +97,12 @@ class ShardedRows(RowOperation):
     inplace: bool = False  # whether the gradient overwrites Q's logits
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, SweepResults]:
-        """Return two results: the value of each row, which is equal on every rank, and the results of the pass, which
-        `gradients` needs.
-        """
         state = self.sweep(p, q, self.needed, self.labels)
         return state.values().to(self.dtype), state
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients with respect to this rank's logits. The ranks do not communicate.
-
-        The sums that the gradients need come from `compute`. All ranks have the same values of the rows and the same
-        `grad`. The result is this rank's part of the gradient of one loss, which is not summed over the ranks.
+        """Return this rank's part of the gradient of one loss, from the sums of `compute`, without communication. All
+        ranks have the same values and `grad`.
         """
         check_first_derivative(self.ranks, grad)
         p, q = tensors
@@ -148,9 +167,7 @@ class ShardedRows(RowOperation):
         wanted: Wanted,
         inplace: Sequence[bool],
     ) -> list[Tensor | None]:
-        """Return the gradients, with respect to this rank's logits, of the sum of `weights` times the values; None
-        where not wanted.
-        """
+        """Return the wanted gradients of the sum of `weights` times the values, by this rank's logits."""
         rule = self._rule()
         results = [
             (x if over else torch.empty_like(x)) if want else None
@@ -207,11 +224,7 @@ class ShardedRows(RowOperation):
                     result[block] = _weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
-        """Return the labels with three numbers each: the logit of the label, and the peak and the sum of exponentials
-        of the other classes.
-
-        These numbers are merged over all ranks, from `gathered`. `own` is the number of classes of this rank.
-        """
+        """Return the labels with all ranks' numbers in `gathered`. This rank has `own` classes."""
         others = merged_log_sums(gathered[..., :2], 1.0)
         # The sum over the ranks is 0 for a class that no rank has. This sum would look like a logit, so NaN replaces
         # it.
@@ -226,10 +239,7 @@ class ShardedRows(RowOperation):
     def _pair(
         self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
-        """Return two results: the pair of P and Q on this rank's classes, and a list with one mask for P and one for Q.
-
-        A mask is True at the class with the most mass in its row, and None if the gradient is not wanted.
-        """
+        """Return the pair on this rank's classes, and each wanted side's mask of the class with the most mass."""
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]
         logits = [upcast(x[block]) for x in (p, q)]
         tops = [
@@ -240,10 +250,22 @@ class ShardedRows(RowOperation):
         return pair_of_sides(sides[0], sides[1]), tops
 
 
+def places_of(classes: Tensor, start: int, own: int) -> Tensor:
+    """Return indices into this rank's `own` classes from `start` on; `own` for a class of another rank."""
+    places = classes - start
+    return torch.where((places >= 0) & (places < own), places, own)
+
+
+def logits_at(logits: Tensor, places: Tensor) -> Tensor:
+    """Return the logits of each row at the indices `places`, in float64; 0 for a class of another rank."""
+    own = logits.shape[-1]
+    if not own:
+        return upcast(logits.new_zeros(places.shape))
+    return upcast(torch.where(places < own, logits.gather(-1, places.clamp(max=own - 1)), 0))
+
+
 def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
-    """Return the normalizers of the rows. `gathered` has the results of `log_sums` on all ranks, shape (ranks, rows,
-    2).
-    """
+    """Return the normalizers of the rows from `log_sums` of all ranks, shape (ranks, rows, 2)."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     peak = subtractable(largest)
@@ -253,23 +275,19 @@ def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
 
 
 def kernels_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
-    """Return the module of kernels that supports one rank's part of the rows, which has logits `p` and `q`. Return None
-    if torch operations compute these rows.
-
-    For float64 logits, only the reference keeps all digits at the class with the most mass. For total variation,
-    rounding may change the sign of q - p at this class, and only the reference corrects the sign.
+    """Return the kernels for one rank's part of these rows, or None for torch operations. Only these keep all digits of
+    float64 at the class with the most mass, and correct the sign of q - p there for total variation.
     """
     if kind.additive and type(kind) is not TotalVariation and torch.float64 not in (p.dtype, q.dtype):
-        for kernels in (native_rows, triton_parts):
-            if kernels.serves(kind, p, q):
-                return kernels
+        if native_rows.serves(kind, p, q):
+            return native_rows
+        if triton_rows.serves_part(kind, p, q):
+            return triton_rows
     return None
 
 
 def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums | None]) -> Tensor:
-    """Return a matrix of shape (rows, 10), whose rows have the numbers of a `WholeRow` (csrc/logits/task.h). Sums that
-    are None become 0.
-    """
+    """Return the numbers of a `WholeRow` (csrc/logits/task.h), shape (rows, 10); 0 for sums that are None."""
     zeros = torch.zeros_like(normalizers[0].peak)
     columns: list[Tensor] = []
     for norm, of_side in zip(normalizers, sums, strict=True):
@@ -288,9 +306,7 @@ def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
 
 
 def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
-    """Return a mask of the largest logit in each row. `has_largest` is True for rows whose largest logit is on this
-    rank; the mask of other rows is False.
-    """
+    """Return a mask of the largest logit of the rows where `has_largest`: the rows whose largest is here."""
     mask = torch.zeros_like(logits, dtype=torch.bool)
     if not logits.shape[-1]:
         return mask

@@ -15,8 +15,7 @@ from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunc
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.rows import merged_log_sums
-from kullback.parallel.sharded_labels import logits_at, places_of
+from kullback.parallel.rows import logits_at, merged_log_sums, places_of
 
 
 class Shard(NamedTuple):
@@ -31,8 +30,8 @@ class Shard(NamedTuple):
 class ShardedClasses(RowOperation):
     """`SelectedClasses` for rows whose classes are sharded. The columns are equal on every rank.
 
-    For k selected classes, the forward pass makes two collectives. One sums k numbers per row (k + 1 with labels) over
-    the ranks, and the other gathers two numbers per row (four with labels) from all ranks. The backward pass makes no
+    For k selected classes, the forward pass makes two collectives. The first sums k numbers per row (k + 1 with labels)
+    over the ranks. The second gathers two numbers per row (four with labels) from all ranks. The backward pass makes no
     collective.
     """
 
@@ -40,17 +39,13 @@ class ShardedClasses(RowOperation):
     selected: SelectedClasses
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return the columns that the docstring of `SelectedClasses` lists, differentiable with respect to the
-        logits.
-        """
         return RowValueFunction.apply(self, logits)
 
     def compute(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the results of `read` for the logits."""
         return self.read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return a tuple with the gradient with respect to this rank's logits. `grad` must be equal on all ranks."""
+        """Return the gradient by this rank's logits. `grad` must be equal on all ranks."""
         check_first_derivative(self.shard.ranks, grad)
         gradient = torch.empty_like(tensors[0])
         result, sums = kept
@@ -58,12 +53,7 @@ class ShardedClasses(RowOperation):
         return (gradient,)
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two results: the columns that the docstring of `SelectedClasses` lists, and numbers that
-        `write_gradient` needs.
-
-        These numbers are the origin that was subtracted from the logits of each row and, with labels, the row's
-        `LabelSums`.
-        """
+        """Return the results of `SelectedClasses.columns`, which are equal on every rank."""
         (ranks, _, classes), selected = self.shard, self.selected
         places, of_labels = self._places(logits)
         values, indices = logits_at(logits, places), selected.indices
@@ -84,15 +74,11 @@ class ShardedClasses(RowOperation):
         return selected.columns(kept, rest.peak, rest.total, label_sums)
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` with respect to this rank's logits to `out`, which may
-        be `logits`.
-        """
+        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
         self.selected.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
 
     def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the results of `places_of` for the selected classes, shape (rows, k), and for the labels, shape
-        (rows,). The second result is None without labels.
-        """
+        """Return `places_of` for the selected classes, shape (rows, k), and for the labels, None without."""
         start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
         of_labels = None if labels is None else places_of(labels, start, own)
         return places_of(self.selected.indices, start, own), of_labels

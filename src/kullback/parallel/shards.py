@@ -34,12 +34,8 @@ def _is_of_dtensors(kind: type) -> bool:
 
 
 def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
-    """Return three results for a DTensor: the process group over which dimension `dim` is sharded, the device mesh, and
-    the index of the mesh dimension over which `dim` is sharded.
-
-    Raises:
-        ArgumentValueError: dimension `dim` is sharded over no mesh dimension or over several, or another dimension is
-            sharded.
+    """Return the process group over which `dim` is sharded, the device mesh and its dimension; raise unless just one
+    mesh dimension shards `dim`, and none another dimension.
     """
     placements = x.placements
     sharding = [i for i, p in enumerate(placements) if p.is_shard() and p.dim % x.ndim == dim % x.ndim]
@@ -58,10 +54,7 @@ def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
 
 
 def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int | None) -> Tensor:
-    """Return this rank's part of dimension `dim` of `x`, which is a DTensor or a tensor that every rank has completely.
-
-    If `dim` is None, return the full tensor.
-    """
+    """Return this rank's part of dimension `dim` of a DTensor or complete tensor; all of it if `dim` is None."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     placements: list[Any] = [Replicate()] * mesh.ndim
@@ -81,9 +74,7 @@ def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int 
 
 
 class Sides(NamedTuple):
-    """For every rank, three ranges of classes: its shard of the student, its shard of the teacher, and the classes that
-    it computes (`meeting`).
-    """
+    """For each rank, the classes of its shard of the student and of the teacher, and the classes it computes."""
 
     ranks: Ranks
     student: Ranges
@@ -101,11 +92,8 @@ class Sides(NamedTuple):
         vocabulary: str,
         names: tuple[str, str] = ("student", "teacher"),
     ) -> Sides:
-        """Return the ranges. `student` and `teacher` have the numbers of classes on the ranks; `teacher` is None if the
-        teacher is not sharded.
-
-        `classes` and `vocabulary` are arguments of `distillation_loss`. `names` are the names of the arguments that
-        contain the classes, for error messages.
+        """Return the ranges for these numbers of classes on the ranks; `teacher` is None if it is not sharded. `names`
+        are the arguments with the classes, for messages.
         """
         cuts = [_ranges(sizes) for sizes in (student, student if teacher is None else teacher)]
         totals = [cut[-1][1] for cut in cuts]
@@ -144,9 +132,7 @@ class Sides(NamedTuple):
         return x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
 
     def teacher_part(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the teacher's part for the classes that this rank computes. `x` is this rank's shard; other ranks send
-        the classes that it lacks.
-        """
+        """Return the teacher's part for this rank's classes from its shard `x`; other ranks send the rest."""
         start, stop = self.teacher[self.ranks.rank]
         x = x if x.shape[dim] == stop - start else x.narrow(dim, 0, stop - start)
         last = self.teacher[-1][1]

@@ -32,12 +32,7 @@ _T = TypeVar("_T")
 
 
 class Workers:
-    """The ranks of a group, which all make the same calls. Without a group, this process is the only worker.
-
-    Arguments:
-        call: the function that the user called, for messages.
-        group: a process group for CPU tensors, for example with gloo; None for this process alone.
-    """
+    """The ranks of a group for CPU tensors, such as gloo's, which all make the same calls; or only this process."""
 
     def __init__(self, call: str, group: Any = None) -> None:
         ranks = None if group is None else Ranks(call, group)
@@ -45,12 +40,8 @@ class Workers:
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
 
     def gather(self, compute: Callable[[], _T]) -> list[_T]:
-        """Return the results of `compute` on all workers, in rank order. The workers send each other the results by
-        pickle.
-
-        Raises:
-            KullbackError: a worker failed or exited. Every worker raises the error of the failed worker with the lowest
-                rank.
+        """Return the results of `compute` of all workers, in rank order, sent by pickle. If some fail, every worker
+        raises the error of the lowest rank.
         """
         if self.size == 1:
             return [compute()]
@@ -91,9 +82,7 @@ class Workers:
 
 
 def worker_count() -> int:
-    """Return the number of workers that torchrun started, from the environment variables that torchrun sets. Without
-    torchrun, return 1.
-    """
+    """Return the number of workers that torchrun started, from its environment variables; else 1."""
     is_complete = all(name in os.environ for name in _ENVIRONMENT)
     count = os.environ["WORLD_SIZE"] if is_complete else "1"
     return int(count) if count.isdigit() else 1
@@ -101,12 +90,7 @@ def worker_count() -> int:
 
 @contextmanager
 def torchrun_workers(call: str) -> Generator[Workers]:
-    """Connect the workers that torchrun started, and yield them. Without torchrun, yield this process as the only
-    worker.
-
-    Raises:
-        KullbackError: the workers cannot be connected.
-    """
+    """Connect and yield the workers that torchrun started, or this process alone; raise if they cannot connect."""
     if worker_count() <= 1:
         yield Workers(call)
         return

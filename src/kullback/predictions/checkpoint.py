@@ -1,4 +1,4 @@
-"""The state of a comparison on disk, from which a stopped run continues."""
+"""The state of a comparison on disk, so a stopped run can continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from kullback.common.files import write_errors
 from kullback.common.inputs import tensor_bytes
 from kullback.common.plain_values import JsonObject
 from kullback.errors import FileError, printable
+from kullback.io.reference_writer import own_version
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass, WorstRow
 
@@ -40,12 +40,9 @@ def fingerprint(**settings: Any) -> str:
     The digest includes the versions of kullback and torch, and whether the native kernels run, because these affect
     rounding.
     """
-    try:
-        own = version("kullback")
-    except PackageNotFoundError:  # kullback runs from source and is not installed
-        own = None
+    by = [own_version(), torch.__version__, is_available()]
     digest = hashlib.sha256()
-    for name, value in sorted({**settings, "by": [own, torch.__version__, is_available()]}.items()):
+    for name, value in sorted({**settings, "by": by}.items()):
         digest.update(name.encode() + b"\0")
         if isinstance(value, Tensor):
             digest.update(tensor_bytes(value))
@@ -57,11 +54,7 @@ def fingerprint(**settings: Any) -> str:
 class KeptState:
     """The path of a state file that stays when the comparison is complete, until `kept_state` removes it.
 
-    Attributes:
-        is_unfinished: whether a longer run could continue from the file, which is then not removed.
-
-    Arguments:
-        path: the path of the state file.
+    If a longer run could continue from the file, `is_unfinished` is true, and the file is not removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,11 +67,7 @@ class KeptState:
 @contextmanager
 def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptState | None]:
     """Keep the state file of a comparison until the block ends, when the reports are written. After an error, the file
-    stays.
-
-    Arguments:
-        path: the path of the state file; None for no state.
-        removes: whether this process removes the file. Of several workers, only one removes the file.
+    stays. Of several workers, only one `removes` the file.
     """
     state = None if path is None else KeptState(path)
     yield state
@@ -92,12 +81,8 @@ class Checkpoint:
     The digest of a record also covers the record's number and the comparison. So a damaged record, or a record of
     another comparison, is refused. The measured values in a record with a valid digest are not checked.
 
-    Arguments:
-        path: the path of the file. If the file does not exist or is empty, a new state begins.
-        identity: the `fingerprint` of the comparison.
-
-    Attributes:
-        is_unfinished: whether a longer run could continue from the file, although this run is complete.
+    If the file does not exist or is empty, a new state begins. `identity` is the `fingerprint` of the comparison, and
+    `is_unfinished` whether a longer run could continue from the file, although this run is complete.
 
     Raises:
         FileError: the file is not a state file, belongs to another comparison, is in use, or cannot be written.
@@ -159,7 +144,7 @@ class Checkpoint:
             )
 
     def records(self) -> Iterator[Any]:
-        """Iterate over the finished records, as they were passed to `add`."""
+        """Iterate over the finished records in the form that was passed to `add`."""
         if self._is_new:
             return
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +15,7 @@ from kullback.common.row_statistics import BUILT_IN, RowStatistic
 from kullback.common.serial_dependence import SerialDependence
 from kullback.common.streaming import Moments
 from kullback.common.words import NO_LABEL
-from kullback.predictions.against_rest import AgainstRest
-from kullback.predictions.groups import Groups
-from kullback.predictions.llama_cpp_statistics import LlamaCpp
+from kullback.predictions.groups import AgainstRest, Groups
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.measure import DIVERGENCES
 from kullback.predictions.prediction_results import (
@@ -28,11 +27,16 @@ from kullback.predictions.prediction_results import (
 )
 from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters, require_values
-from kullback.predictions.statistics import EXACT_ROWS, ByConfidence, Histogram, Quantiles, Segments, Worst
+from kullback.predictions.statistics import (
+    EXACT_ROWS,
+    ByConfidence,
+    Histogram,
+    LlamaCpp,
+    Quantiles,
+    Segments,
+    Worst,
+)
 from kullback.results.value import Value
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class ComparisonSide(Protocol):
@@ -56,7 +60,7 @@ AGREEMENTS, ACCURACIES_P, ACCURACIES_Q = (
     tuple(each.name for each in BUILT_IN if each.name.endswith(of))
     for of in ("_agreement", "_accuracy_p", "_accuracy_q")
 )
-# The statistics whose means in a group are compared with those of all other rows; registered statistics are too.
+# For these and all registered statistics, a group's mean is compared with the mean of all other rows.
 PAIRED = (*DIVERGENCES, AGREEMENTS[0], "cross_entropy_p", "cross_entropy_q", "difference")
 # If none of n rows is of some kind, at most 3/n of all rows are of that kind, at 95 % confidence. `LARGE_KL` is a large
 # KL of a row, in nats.
@@ -72,10 +76,9 @@ class Collector:
         rows: the number of rows, or None if it is not known before reading.
         labels: the true class of each row; None without labels.
         clusters: the cluster of each row; None without clusters.
-        run: the settings of the run.
         chunks: the chunk of each row for llama.cpp's statistics, from 0 and increasing; None without chunks.
         further: statistics that the user registered.
-        groups: the group of each row, in which all statistics are computed too; None without groups.
+        groups: the group of each row; all statistics are also computed in each group. None without groups.
         shares: the number of collectors that share the memory of the values of exact quantiles.
     """
 

@@ -105,10 +105,11 @@ def compare_predictions(
         labels_key: the name of the labels in the file of `labels`.
         cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
         cluster_key: the name of the clusters in the file of `cluster`.
-        groups: the group of each row, in which every statistic is computed too: a path, or integers, Booleans or text
-            of shape (rows,). A text that is not a file is the name of a column of P, a Parquet or CSV file. At most 32.
+        groups: the group of each row: a path, or integers, Booleans or text of shape (rows,). Every statistic is also
+            computed in each group. A text that is not a file is the name of a column of P, a Parquet or CSV file. At
+            most 32.
         group_key: the name of the groups in the file of `groups`.
-        independent: whether the rows are known to be independent, so that their order is not examined.
+        independent: whether the rows are known to be independent. If so, their order is not examined.
         worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
         llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints, by llama.cpp's
@@ -127,9 +128,9 @@ def compare_predictions(
         a `Comparison`; divergences and cross-entropies in nats.
 
     Raises:
-        FileError: a file is missing or damaged, does not match the other side, or has a row that is not a distribution;
-            a column is not a class, or a class has a name that the other side lacks; `resume` belongs to other inputs
-            or options, or is damaged. In a group, every rank raises the error of one rank.
+        FileError: a file is missing or damaged, does not match the other side, or has a row that is not a distribution.
+            A column is not a class, or the other side lacks a class of this name. `resume` is damaged, or belongs to
+            other inputs or options. In a group, every rank raises the error of one rank.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
 
     Example:
@@ -149,7 +150,6 @@ def compare_predictions(
     refuse_both(CALL, independent, cluster)
     require_state(CALL, resume)
     run = Run(**checked, resume=resume)
-    worst, bootstrap, block_bytes = run.worst, run.bootstrap, run.block_bytes
     if isinstance(p, Representation) and isinstance(q, Representation):
         p, q = p.aligned_with(q)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
@@ -194,7 +194,7 @@ def compare_predictions(
                 [measured],
                 run,
                 differ=differ,
-                rows_in_block=_rows_in_block(sides, block_bytes, most_rows),
+                rows_in_block=_rows_in_block(sides, run.block_bytes, most_rows),
                 rows=rows,
                 workers=workers,
             )
@@ -203,23 +203,15 @@ def compare_predictions(
         measured, reading, notes = workers.each(prepare)
         sides, true_classes = measured.sides, measured.collector.labels
         if workers.size > 1:
-            settings = (
-                true_classes is None,
-                cluster is None,
-                groups is None,
-                worst,
-                bootstrap,
-                llama_cpp,
-                resume is None,
-                *FURTHER,
-            )
-            _require_same(workers, sides, (*settings, independent))
+            absent = [each is None for each in (true_classes, cluster, groups)]
+            settings = *absent, run.worst, run.bootstrap, llama_cpp, resume is None, *FURTHER, independent
+            _require_same(workers, sides, settings)
 
         def identity() -> dict[str, object]:
             return {
                 "sides": [side.identity() for side in sides],
                 "labels": true_classes,
-                "options": [worst, columns, list(FURTHER)],
+                "options": [run.worst, columns, list(FURTHER)],
             }
 
         reading.all_rows(stack, identity)
@@ -227,13 +219,7 @@ def compare_predictions(
 
 
 class RowMeasure(Measure):
-    """The measurement of all statistics of two sides, if the probabilities of all classes are known.
-
-    Arguments:
-        collector: the collector that takes the measured rows.
-        p: the source of P.
-        q: the source of Q.
-    """
+    """The measurement of all statistics of two sides, if the probabilities of all classes are known."""
 
     def __init__(self, collector: Collector, p: RowSource, q: RowSource) -> None:
         self.collector, self.sides = collector, (p, q)

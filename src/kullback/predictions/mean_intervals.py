@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,101 @@ from torch import Tensor
 
 from kullback.common.arrays import Floats
 from kullback.common.inference import student_quantile, wilson_interval
-from kullback.common.serial_dependence import SerialDependence, number_scores, serial_dependence
-from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks, with_combined
+from kullback.common.serial_dependence import (
+    FEWEST_BLOCKS,
+    SerialDependence,
+    block_labels,
+    number_scores,
+    serial_dependence,
+)
 from kullback.results.value import Reason
+
+# The order of the first `_FIRST_ROWS` rows is examined row by row. If there are more rows, the order of at most
+# `_MOST_PARTS` sums of consecutive rows is examined too.
+_FIRST_ROWS, _MOST_PARTS = 1 << 16, 1 << 13
+_LARGEST_SCORE = 1e300
+
+
+class RowBlocks:
+    """The sums of consecutive rows, in parts whose length doubles when there are too many parts.
+
+    The last column counts rows. The order of rows is examined for dependence in the columns `examined`.
+    """
+
+    def __init__(self, columns: int, examined: Sequence[int]) -> None:
+        self._examined = list(examined)
+        self._sums = torch.zeros(_MOST_PARTS, columns, dtype=torch.float64, device="cpu")
+        self._rows, self._length = 0, 1
+        self._first: list[Floats] = []
+
+    def add(self, table: Tensor) -> None:
+        """Add the next rows, shape (rows, columns)."""
+        room = _FIRST_ROWS - self._rows
+        if room > 0:
+            self._first.append(table[:room, self._examined].numpy().copy())
+        parts = torch.arange(self._rows, self._rows + len(table), device="cpu")
+        self._rows += len(table)
+        while self._rows > self._length * _MOST_PARTS:
+            halves = self._sums.view(-1, 2, self._sums.shape[1]).sum(1)
+            self._sums = torch.cat([halves, torch.zeros_like(halves)])
+            self._length *= 2
+        self._sums.index_add_(0, parts // self._length, table)
+
+    def combine(self, weights: Mapping[int, float]) -> None:
+        """Insert the weighted sum of some columns before the last column."""
+        self._sums = with_combined(self._sums, weights)
+
+    def dependence(self) -> SerialDependence | None:
+        """Return the serial dependence of the first rows and of the means of all parts; None if there is no dependence.
+
+        The labels of the result are the numbers of the blocks that the parts belong to.
+        """
+        if not self._first or not self._examined:
+            return None
+        near = serial_dependence(number_scores(finite(np.concatenate(self._first))))
+        far = None
+        if self._rows > _FIRST_ROWS:
+            whole = self._sums[: self._rows // self._length].numpy()
+            far = serial_dependence(number_scores(finite(whole[:, self._examined] / self._length)))
+        if near is None and far is None:
+            return None
+        time = (1.0 if near is None else near.time) * (1.0 if far is None else far.time)
+        kind = "blocks" if near is None or (near.kind == "pattern" and far is not None) else near.kind
+        lengths = [0 if near is None else near.length, 0 if far is None else far.length * self._length]
+        dependence = SerialDependence(kind, self._rows, time, max(lengths), None)
+        parts = math.ceil(self._rows / self._length)
+        blocks = parts // math.ceil(dependence.length / self._length)
+        if kind != "blocks" or blocks < FEWEST_BLOCKS:
+            return dependence
+        return replace(dependence, labels=block_labels(parts, blocks))
+
+    def sums(self, dependence: SerialDependence) -> Floats:
+        """Return the sums of the blocks, shape (blocks, columns), as `sums_of_blocks` does."""
+        return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), dependence)
+
+
+def with_combined(sums: Tensor, weights: Mapping[int, float]) -> Tensor:
+    """Return sums with the weighted sum of some columns inserted before the last column."""
+    *columns, rows = sums.unbind(-1)
+    combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
+    return torch.stack([*columns, combined, rows], -1)
+
+
+def sums_of_blocks(parts: Floats, dependence: SerialDependence) -> Floats:
+    """Return the sums of the parts in each block, shape (blocks, columns).
+
+    If too few blocks are independent, the number of blocks is too small for intervals.
+    """
+    labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if dependence.labels is None else dependence.labels
+    sums = np.zeros((int(labels.max()) + 1, parts.shape[1]))
+    np.add.at(sums, labels, parts)
+    return sums
+
+
+def finite(x: Any) -> Floats:
+    """Return numbers with infinities replaced by the largest magnitude `_LARGEST_SCORE`, and NaN replaced by 0."""
+    return np.nan_to_num(x, nan=0.0, posinf=_LARGEST_SCORE, neginf=-_LARGEST_SCORE)
+
 
 # The largest number of groups. Further units join random groups, which preserves the variance of the mean.
 GROUPS = 10_000
@@ -31,8 +124,8 @@ SKEWNESS_OF_MEAN = 0.1, 0.2
 # If the tail index, estimated from the largest units, is above this limit, the upper end is open. The first limit is
 # for 100 units or fewer. The second limit is for 1,000 units or more, whose estimate is more precise.
 HEAVIEST_TAILS = 0.75, 0.7
-# `CERTAINLY_HEAVY` is the number of standard errors by which Hill's estimate must exceed that limit for an end to stay
-# open. An end beyond `FARTHEST_END` times the mean absolute value carries no information and is replaced by an open
+# An end stays open if Hill's estimate exceeds that limit by more than `CERTAINLY_HEAVY` standard errors. An end beyond
+# `FARTHEST_END` times the mean absolute value carries no information and is replaced by an open
 # end.
 CERTAINLY_HEAVY, FARTHEST_END = 1.64, 1000.0
 # The smallest degrees of freedom for Student's t. With fewer, the quantiles grow without bound (measured).
@@ -84,19 +177,18 @@ class MeanEstimator:
     of each draw by the draw's own linearized standard error. For nonnegative quantities, the bootstrap does so on the
     scale of the logarithm. Toward a long tail, the tail probability is smaller.
 
-    If units have different sizes, or sums of clusters are heavy-tailed, the interval is at least as wide as Student's t
-    interval with Satterthwaite's degrees of freedom, computed from the units' influences on the mean:
+    Student's t interval with Satterthwaite's degrees of freedom is the least width of the interval, if units have
+    different sizes or sums of clusters are heavy-tailed. These degrees follow from the units' influences on the mean:
 
     .. math:: \nu = \Bigl(\sum_u l_u^2\Bigr)^2 \Big/ \sum_u l_u^4, \qquad l_u = m_{(-u)} - \overline{m_{(-u)}}
 
     If the tail is even heavier, or there are too few units, the end is open (infinite).
 
     Arguments:
-        columns: the number of columns.
         draws: the number of bootstrap draws; 0 for no intervals.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None if each row is a unit.
-        examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If the order
+        examined: the columns for examining the order of rows, or of clusters by their numbers. If the order
             shows dependence, blocks of rows or clusters are the units.
 
     References:
@@ -172,9 +264,7 @@ class MeanEstimator:
     def estimates(self, quantities: Sequence[RatioOfSums], units: Floats | None = None) -> list[MeanEstimate]:
         """Return the standard error and the interval of each quantity, all from the same draws.
 
-        Arguments:
-            quantities: the means to estimate.
-            units: other columns of the independent units, for which every call has the same draws; None for their sums.
+        `units` are other columns of the independent units, for which every call has the same draws, or None.
         """
         random = self._random if units is None else np.random.default_rng(self._seed)
         units, dependence = self.independent_units() if units is None else units, self.dependence
@@ -216,16 +306,10 @@ class MeanEstimator:
 
 
 class _Ratio:
-    """The sums of one quantity over units, from which the standard error and the interval are computed."""
+    """The sums of one quantity over units. They give the standard error and the interval."""
 
     def __init__(
-        self,
-        units: Floats,
-        quantity: RatioOfSums,
-        *,
-        clustered: bool,
-        of_rows: bool = False,
-        wider: float = 1.0,
+        self, units: Floats, quantity: RatioOfSums, *, clustered: bool, of_rows: bool, wider: float
     ) -> None:
         self._quantity, self._clustered = quantity, clustered
         sizes = units[:, quantity.per]

@@ -71,11 +71,8 @@ def measure(
     ]
     # The top classes are found by weights, because rounding may turn unequal weights into equal probabilities.
     top_p, top_q = (_top_classes(side.weights()) for side in sides)
-    label = (
-        torch.zeros(len(p), dtype=torch.int64, device="cpu")
-        if labels is None
-        else labels.where(labels != NO_LABEL, 0)
-    )
+    known = torch.zeros(len(p), dtype=torch.int64, device="cpu") if labels is None else labels
+    label = known.where(known != NO_LABEL, 0)
     index = torch.cat([top_p, top_q, label.unsqueeze(-1)], -1)
     pair = finite_pair(*sides, at=index)
     columns = _divergences(sides)
@@ -141,7 +138,7 @@ def _top_classes(weights: Tensor) -> Tensor:
     if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
         return best.indices[:, :TOP_CLASSES]
     # Of equal weights, `topk` may return any.
-    rest = weights.clamp(min=LOWEST)  # a copy in which only the classes found so far are -inf
+    rest = weights.clamp(min=LOWEST)  # a copy with -inf at the classes found so far
     places: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):
         places.append(rest.max(-1, keepdim=True).indices)

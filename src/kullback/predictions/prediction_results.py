@@ -91,7 +91,7 @@ class ConfidenceBin:
         rows: the number of rows in the bin.
         kl_mean: the mean KL(P || Q) of these rows; NaN if there are no rows.
         kl_p99: the 99 % quantile of KL(P || Q) in these rows.
-        top1_agreement: the proportion of these rows in which P and Q have the same top class.
+        top1_agreement: the proportion of these rows with the same top class in P and Q.
     """
 
     low: float
@@ -111,7 +111,7 @@ class LabelStatistics(ShortRepr):
         cross_entropy_p: the mean of -log p(label).
         cross_entropy_q: the mean of -log q(label).
         difference: the mean of log p(label) - log q(label) over rows, which is cross_entropy_q - cross_entropy_p. The
-            standard error is that of paired values. A row counts as 0 if both probabilities are 0.
+            standard error is for paired values. A row counts as 0 if both probabilities are 0.
         correlation: Pearson's correlation of log p(label) and log q(label) over rows; NaN if one of the two does not
             vary.
         perplexity_p: exp(cross_entropy_p). The error comes from the delta method. The interval is the exponential of
@@ -232,17 +232,17 @@ class Comparison(Shown):
         divergences: a `Summary` for each of ``"kl_pq"``, ``"kl_qp"``, ``"js"``, ``"tv"``.
         acceptance_rate: the expected acceptance rate of speculative sampling, which is the mean of sum(min(p, q)) = 1 -
             TV. The rate is the same if P is the target and Q the draft, or the reverse.
-        top1_agreement: the proportion of rows in which P and Q have the same top class.
-        top_k_agreement: for k = 1 to 5, the proportion of rows in which P and Q have the same k top classes in the same
+        top1_agreement: the proportion of rows with the same top class in P and Q.
+        top_k_agreement: for k = 1 to 5, the proportion of rows with the same k top classes in P and Q, in the same
             order. Ties are in order of class number. If there are fewer than k classes, all classes are compared.
         labels: the statistics at the true classes, or None without labels.
         worst: the rows with the largest KL(P || Q), in descending order.
         by_confidence: statistics of the rows, in bins of P's largest probability.
-        histogram: (low, high, count) for each bin of KL(P || Q): first a bin (0, 0, count) of zeros, then logarithmic
-            bins, then a bin (inf, inf, count) if KL is infinite in some rows.
+        histogram: (low, high, count) for each bin of KL(P || Q). The first bin is (0, 0, count) for zeros. Logarithmic
+            bins follow, and a bin (inf, inf, count) if KL is infinite in some rows.
         quantiles: pairs (probability, quantile of KL(P || Q)), for many probabilities from 0 to 1.
         segments: the mean and the largest KL(P || Q) of consecutive rows, in at most 400 segments of equal length.
-        infinite: for each divergence, the number of rows in which it is infinite.
+        infinite: for each divergence, the number of infinite rows.
         quantiles_exact: whether the quantiles are exact; if not, they come from a sketch.
         notes: remarks on the results, as sentences.
         llama_cpp: the numbers that llama.cpp would print, or None if they were not requested.
@@ -252,8 +252,8 @@ class Comparison(Shown):
         further: the results of the statistics that `register_statistic` added, by name.
         groups: the comparison of the rows of each group, by name; empty without groups. It has no worst rows, and its
             segments are of the rows of the group alone.
-        against_rest: for the comparison of a group, its means minus those of all other rows, by the names of
-            statistics. They are paired by the independent units: one unit may have rows in both.
+        against_rest: for the comparison of a group, its means minus the means of all other rows, by the names of
+            statistics. The differences are paired by independent units, because one unit may have rows in both.
     """
 
     p_name: str

@@ -8,32 +8,30 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.common.plain_values import JsonObject
 from kullback.io import RowStream
-from kullback.io.blocks import in_step
+from kullback.io.row_stream import in_step
 from kullback.parallel.workers import Workers
 from kullback.predictions.checkpoint import Checkpoint, checkpoint_of, decoded_rows, encoded_rows, fingerprint
 from kullback.predictions.prediction_results import WorstRow
 from kullback.predictions.run import Run
+from kullback.predictions.until_sure import Question
 
 Differ = Callable[[int, Callable[[], list[int]]], Exception]
-# Formats in which a block can be read without the blocks before it. In other formats, each worker reads all rows. Text
+# In these formats, a block can be read without the blocks before it. In other formats, each worker reads all rows. Text
 # and compressed arrays are decoded from the beginning. Remarks on a whole file, such as its stored mass, need all rows.
 DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor", "frame"}
 
 
 class Part(NamedTuple):
-    """Measured rows.
+    """Measured rows: a table with a line for each, and those of them with the largest KL(P || Q).
 
-    Attributes:
-        table: the measured values, with one line for each row.
-        worst: those of the rows with the largest KL(P || Q).
-        passages: pairs of a first row and further data that are kept of the rows from there.
+    `passages` are pairs of a first row and further data that are kept of the rows from there.
     """
 
     table: Tensor
@@ -79,19 +77,6 @@ class Measure(ABC):
         return Part(*decoded_rows(record))
 
 
-class Stopping(Protocol):
-    """Decides, while rows are read, which measures need more rows."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a longer run would read more rows."""
-        ...
-
-    def remaining(self, rows: int, /) -> Sequence[int]:
-        """Return the indices of the measures that need more than the first `rows` rows."""
-        ...
-
-
 _MeasuredBlock = tuple[int, Iterable[tuple[int, Part]]]
 
 
@@ -104,12 +89,11 @@ class Reading:
         streams: P, and one or several Q.
         measures: the measurement for each Q.
         run: the settings of the run.
-        differ: a function that returns the error if a stream ends before another stream, as for `in_step`.
+        differ: as for `in_step`.
         rows_in_block: the number of rows that are read at a time.
         rows: the number of rows, or None if it is unknown before the end.
         begins: the rows at which a stopped run may continue; None for every row at which a block ends.
-        stopping: which measures need more rows, asked at `begins`. The streams of the others are not read any further.
-            None if all measures need all rows.
+        stopping: tells at `begins` which measures need more rows. The streams of the others are not read any further.
         workers: the processes that measure; None for this process alone.
     """
 
@@ -123,7 +107,7 @@ class Reading:
         rows_in_block: int,
         rows: int | None,
         begins: Collection[int] | None = None,
-        stopping: Stopping | None = None,
+        stopping: Question | None = None,
         workers: Workers | None = None,
     ) -> None:
         self._streams, self._measures, self._run = streams, measures, run
@@ -195,7 +179,7 @@ class Reading:
         return first
 
     def _blocks(self, first: int) -> Iterator[tuple[int, list[Any]] | None]:
-        """Iterate over the blocks of this worker from row `first` on; None if only other workers have one more."""
+        """Iterate over the blocks of this worker from row `first` on; None if only other workers have another block."""
         workers, size, rows = self._workers, self._workers.size, self._rows_in_block
         streams = [self._streams[0], *(self._streams[place + 1] for place in self._active)]
         if not self._active:

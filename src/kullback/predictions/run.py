@@ -1,18 +1,78 @@
-"""The settings of a run: how rows are read, and which statistics are computed."""
+"""The settings of a run: how rows are read, which statistics are computed, and the goal at which reading stops."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Whole, function
 from kullback.common.extra_arguments import by_name
+from kullback.common.row_statistics import BUILT_IN
 from kullback.common.shared_constraints import BOOTSTRAP, RUNS as RUNS_SHARING_ERRORS, WORST
 from kullback.errors import Name, invalid_type, invalid_value, safe_repr
-from kullback.predictions.goal import Goal
+
+# The names of means in gates, with the names of the statistics.
+LIMITED = {"mean": "kl_pq", "kl_qp.mean": "kl_qp", "js.mean": "js", "tv.mean": "tv", "top1": "top1_agreement"}
+_HIGHEST = {each.name: each.high for each in BUILT_IN}
+WANTED = f"a limit such as 'mean=0.01' (of {', '.join(LIMITED)}), 'order', or a width such as 'width=10%'"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A question that a run answers with as few windows as possible.
+
+    Attributes:
+        text: the goal as the user wrote it.
+        kind: ``"limit"``: a mean is above or below a limit. ``"order"``: each candidate is farther from the base than
+            another one, or nearer. ``"width"``: the interval of the mean KL(P || Q) is narrow.
+        statistic: the name of the statistic whose mean the goal is about.
+        number: the limit or the width; 0 for an order.
+        is_share: whether the width is a share of the mean.
+    """
+
+    text: str
+    kind: Literal["limit", "order", "width"]
+    statistic: str = "kl_pq"
+    number: float = 0.0
+    is_share: bool = False
+
+    @classmethod
+    def read(cls, text: object) -> Goal:
+        """Return the goal that a text describes.
+
+        Raises:
+            ArgumentValueError: the text is not a goal.
+
+        Example:
+            >>> Goal.read("width=10%").number, Goal.read("top1=0.99").statistic, Goal.read("order").kind
+            (0.1, 'top1_agreement', 'order')
+        """
+        if isinstance(text, Goal):
+            return text
+        if text == "order":
+            return cls("order", "order")
+        name, _, amount = text.partition("=") if isinstance(text, str) else ("", "", "")
+        is_share = name == "width" and amount.endswith("%")
+        try:
+            number = float(amount.removesuffix("%") if is_share else amount) / (100 if is_share else 1)
+        except ValueError:
+            number = math.nan
+        if name == "width" and not is_share and number >= 1:
+            wanted = "a width in nats below 1, or a share of the mean with %"
+            instead = {"until_sure": f"width={amount}%"}
+            raise invalid_value("Run", "until_sure", wanted=wanted, got=safe_repr(text), instead=instead)
+        statistic = LIMITED.get(name, "kl_pq")
+        if (name != "width" and name not in LIMITED) or not 0 < number < _HIGHEST[statistic]:
+            raise invalid_value(
+                "Run", "until_sure", wanted=WANTED, got=safe_repr(text), instead={"until_sure": "mean=0.01"}
+            )
+        return cls(str(text), "width" if name == "width" else "limit", statistic, number, is_share)
+
 
 # glibc returns freed blocks above 32 MiB to the system at once; smaller blocks would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
@@ -41,7 +101,7 @@ class Run:
         worst: the number of rows with the largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
         generator: the random generator of the bootstrap; None for a generator with a fixed seed.
-        independent: whether rows are known to be independent, so that their order is not examined. For language models,
+        independent: whether rows are known to be independent. If so, their order is not examined. For language models,
             this refers to windows or documents instead of rows.
         llama_cpp: whether to compute also the numbers that ``llama-perplexity --kl-divergence`` prints. All logits of
             both sides must be known. The numbers take 8 bytes of memory for each row.
@@ -52,8 +112,8 @@ class Run:
             result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. None
             for no file.
         until_sure: for language models, the goal at which reading stops; None to read the whole text. ``"mean=0.01"``
-            reads until the mean KL(P || Q) is above or below 0.01, ``"order"`` until the order of the candidates is
-            clear, and ``"width=10%"`` until the interval of the mean is at most this wide, as a share of the mean.
+            reads until the mean KL(P || Q) is above or below 0.01. ``"order"`` reads until the order of the candidates
+            is clear. ``"width=10%"`` reads until the interval of the mean is at most 10 % of the mean wide.
             Limits of ``"js.mean"``, ``"tv.mean"``, ``"kl_qp.mean"`` and ``"top1"`` are goals too. Windows, or documents
             if there are ten or more, are read in random order. The intervals hold at every look, for this text.
         runs: for a run with a goal, the number of runs that share the error rate of 5 %. If a check is repeated this

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
 from kullback.io import RowSource, RowStream, open_rows, read_clusters, read_labels
 from kullback.io.class_columns import chosen_classes, places_of_labels
-from kullback.io.reader import Reader, flat_shape
 from kullback.io.row_sources import checked
+from kullback.io.row_stream import Reader, flat_shape
 from kullback.io.source_files import FileReference
 from kullback.io.vectors import read_groups
 from kullback.predictions.groups import Groups
@@ -54,27 +54,20 @@ class TensorReader(Reader):
 
     def identity(self) -> object:
         digest = hashlib.sha256(str(self.dtype).encode())
-        for block in self.stream(max(1, BLOCK_BYTES // (self.classes * self.dtype.itemsize))):
+        for block in self.blocks(rows=max(1, BLOCK_BYTES // (self.classes * self.dtype.itemsize))):
             digest.update(tensor_bytes(block))
         return digest.hexdigest()
 
 
 class FrameReader(TensorReader):
-    """A reader of a data frame in memory, whose columns are the classes.
-
-    Arguments:
-        frame: a data frame of pandas or Polars, or a table of PyArrow.
-        columns: the columns that are classes; None for all columns.
-        name: the name of the argument that holds the frame.
-    """
+    """A reader of a data frame of pandas or Polars, or of a table of PyArrow, whose columns are the classes."""
 
     format = "frame"
 
     def __init__(self, frame: Any, columns: Sequence[str] | None, name: str) -> None:
         names = list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
-        ref = FileReference(
-            Path(f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"), name
-        )
+        library = type(frame).__module__.partition(".")[0]
+        ref = FileReference(Path(f"a {library} {type(frame).__name__}"), name)
         places = list(range(len(names)))
         if columns is not None:
             places = chosen_classes(columns, [str(each) for each in names], len(names), ref)
@@ -141,16 +134,6 @@ def require_same_rows(p: object, q: object) -> None:
         )
 
 
-def _refused_columns(columns: Sequence[str]) -> NoReturn:
-    raise invalid_value(
-        CALL,
-        "columns",
-        wanted="none for an open source",
-        got=safe_repr(columns),
-        instead="open_rows(path, columns=...)",
-    )
-
-
 def _refuse_other_objects(x: object, name: str) -> None:
     """Refuse tables, and draws from a distribution (`Samples`)."""
     if hasattr(x, "columns") and not isinstance(x, Tensor):
@@ -178,7 +161,8 @@ def open_source(
     """Open a path, or wrap a tensor or data frame, as a source of rows; `name` is the name of the argument."""
     if isinstance(side, RowStream):
         if columns is not None:
-            _refused_columns(columns)
+            wanted, instead = "none for an open source", "open_rows(path, columns=...)"
+            raise invalid_value(CALL, "columns", wanted=wanted, got=safe_repr(columns), instead=instead)
         return checked(side, name)
     _ARGUMENTS.check(representation=representation)
     if isinstance(side, str | os.PathLike):
@@ -213,8 +197,7 @@ def take_labels(
     """
     if isinstance(values, str | os.PathLike):
         path = cast("str | os.PathLike[str]", values)
-        rows = p.rows or q.rows
-        names = p.class_names
+        rows, names = p.rows or q.rows, p.class_names
         labels = read_labels(
             path, key=key, rows=rows, classes=p.classes, class_names=names, key_name="labels_key"
         )
@@ -292,12 +275,8 @@ class Clusters(NamedTuple):
     names: list[str]
     in_order: str = ""
 
-    def name_of(self, row: int) -> str:
-        """Return the name of a row's cluster."""
-        return self.names[int(self.numbers[row])]
-
     def at(self, rows: Tensor | slice) -> Clusters:
-        """Return the clusters of some rows, without clusters that have none of them."""
+        """Return the clusters of some rows, without the clusters of other rows alone."""
         present, numbers = self.numbers[rows].unique(return_inverse=True)
         return self._replace(numbers=numbers, names=[self.names[number] for number in present.tolist()])
 
@@ -365,14 +344,7 @@ def _refuse_key(argument: str, key: str | None, value: object, key_name: str = "
 
 
 def require_values(argument: str, got: int, rows: int | None, *, more: bool = False) -> None:
-    """Refuse a vector whose length is not the number of rows.
-
-    Arguments:
-        argument: the name of the argument that holds the vector.
-        got: the length of the vector.
-        rows: the number of rows; None if the number is not known yet.
-        more: whether further rows may follow, for the error message.
-    """
+    """Refuse a vector of `got` values whose length is not the number of rows; with `more`, further rows may follow."""
     if rows is not None and got != rows:
         raise invalid_value(
             CALL,

@@ -13,15 +13,15 @@ from torch import Tensor
 from kullback.common.arrays import Floats
 from kullback.common.betting import exceeds, lower_end, upper_end
 from kullback.common.row_statistics import BUILT_IN
-from kullback.predictions.goal import Goal
 from kullback.predictions.measure import COLUMNS
+from kullback.predictions.run import Goal
 from kullback.results.value import Interval
 
 _BOUNDS = {each.name: (each.low, each.high) for each in BUILT_IN}
 # The smallest bound on a unit's mean KL is `_CAP_OF_LIMIT` times the limit, or `_CAP_OF_PILOT` times the largest of the
-# first `_PILOT` units, on which nothing is bet. The number of units that an upper end needs is proportional to it. Of
-# 1,000 log-normal means (sigma 0.5) with a fifth of the limit as their mean, 59 decide. In 7 % of such texts, some unit
-# is above four times the largest of the first eight. Then the bound is doubled.
+# first `_PILOT` units, which have no bets. The number of units that an upper end needs is proportional to this bound.
+# Of 1,000 log-normal means (sigma 0.5) with a fifth of the limit as their mean, 59 decide. In 7 % of such texts, some
+# unit is above four times the largest of the first eight. Then the bound is doubled.
 _CAP_OF_LIMIT, _CAP_OF_PILOT, _PILOT = 10.0, 4.0, 8
 _LARGEST_RATIO = 1e300  # of bounds, whose parts of the error rate float64 can hold
 # The goal is examined again when this many times as many units are read. Fewer looks make no interval wrong.
@@ -31,11 +31,8 @@ _NEXT_LOOK = 1.02
 class Bounds(NamedTuple):
     """An interval of a mean over all units, which holds at every look.
 
-    Attributes:
-        low: the lower end.
-        high: the upper end.
-        cap: the bound on an unread unit's mean that the upper end assumes; None without such an assumption.
-        above: the largest share of units that may be above the cap; None without a cap.
+    The upper end assumes the bound `cap` on an unread unit's mean. The largest share of units that may be above it is
+    `above`. Both are None without such an assumption.
     """
 
     low: float
@@ -53,7 +50,7 @@ class _Cap(NamedTuple):
 
 
 class Question:
-    r"""The sums of all units read so far, and what follows from them for the goal of the run.
+    r"""The sums of all units read so far, and their consequences for the goal of the run.
 
     Several intervals may be looked at: two ends, every candidate or every pair of candidates. Each has an equal part of
     the error rate. A bound on KL is doubled whenever a unit exceeds it, and the k-th bound has the part
@@ -62,7 +59,6 @@ class Question:
     Arguments:
         goal: the goal.
         units: the number of the unit of each row, not decreasing, shape (rows,).
-        candidates: the number of candidates.
         most_rows: the number of rows after which the run ends, even if the goal is not reached.
         confidence: the probability that all decisions and intervals of the goal are right, at all looks.
     """
@@ -109,7 +105,8 @@ class Question:
     def is_decided(self, place: int) -> bool:
         """Return whether the goal is reached for a candidate.
 
-        A candidate that is read for another pair may later exceed the bound with which its order was clear.
+        The order of a candidate may become unclear again: its units for another pair may exceed the bound of this
+        order.
         """
         if self.goal.kind == "order":
             return all(self._is_ordered(place, other) for other in range(len(self._sums)) if other != place)
@@ -123,10 +120,7 @@ class Question:
     def bounds(self, place: int, statistic: str = "", *, with_share: bool = False) -> Bounds:
         """Return the interval of the mean of a statistic, by default the goal's, for a candidate.
 
-        Arguments:
-            place: the index of the candidate.
-            statistic: the name of the statistic.
-            with_share: whether to compute `Bounds.above`.
+        `Bounds.above` is computed only if `with_share` is true.
         """
         statistic = statistic or self.goal.statistic
         sums = self._of(place, statistic)
@@ -150,17 +144,15 @@ class Question:
         return Bounds(least, most, cap, upper_end(none, ones, high=1.0, error=2 * error, first=first))
 
     def difference(self, nearer: int, farther: int) -> Interval:
-        """Return the interval of the mean KL of one candidate minus that of another one, over the units of both."""
+        """Return the interval of the mean KL of `farther` minus the mean KL of `nearer`, over the units of both."""
         return self._excess(nearer, farther), -self._excess(farther, nearer)
 
     def _excess(self, nearer: int, farther: int) -> float:
-        """Return a lower end for how much larger the mean KL of one candidate is than that of another one."""
+        """Return a lower end for the mean KL of `farther` minus the mean KL of `nearer`."""
         excess, (cap, error, first) = self._excess_by_unit(nearer, farther)
-        return (
-            -math.inf
-            if math.isinf(cap)
-            else lower_end(excess, self.sizes, low=-cap, error=error, first=first)
-        )
+        if math.isinf(cap):
+            return -math.inf
+        return lower_end(excess, self.sizes, low=-cap, error=error, first=first)
 
     def _excess_by_unit(self, nearer: int, farther: int) -> tuple[Floats, _Cap]:
         """Return the sums of the differences, and the bound on the nearer candidate's unread units; infinite if there
@@ -211,7 +203,7 @@ class Question:
         of_limit = self.goal.kind == "limit" and statistic == self.goal.statistic
         first = 0 if of_limit else _PILOT
         if len(means) == len(self.sizes):
-            return _Cap(float(means.max()), self._error, first)  # nothing is unread
+            return _Cap(float(means.max()), self._error, first)  # all units are read
         if len(means) <= first:
             return _Cap(math.inf, 0.0, first)
         smallest = (

@@ -1,4 +1,4 @@
-"""Reports: a result is converted to a `Document`, which each medium renders, and `write` writes the files.
+"""Reports: a result is converted to a `Document`, which each medium renders.
 
 | call | gives | needs |
 |---|---|---|
@@ -11,7 +11,6 @@
 | `json.to_dict(result, verdicts, flat=True)` | the numbers under names such as ``divergences/kl_pq/mean`` | |
 | `frame.to_pandas(result, verdicts)` | the exact numbers | pandas |
 | `figure.draw(result, axes, name)` | a plot on matplotlib axes | matplotlib |
-| `check_writable(path)`, `write(path, text)` | a complete file or none | |
 
 Every medium renders every type of result: comparisons of predictions, models and tables, fits, estimates, tests and
 diagnoses. To add a medium, write one function that renders a `Document`. To add a type of result, decorate the function
@@ -20,8 +19,7 @@ that makes its `Document` with ``@document.register(Type)``.
 
 from __future__ import annotations
 
-from kullback.common.files import check_writable, write
 from kullback.report import figure, frame, html, json, markdown, terminal
 from kullback.report.subjects import document
 
-__all__ = ["check_writable", "document", "figure", "frame", "html", "json", "markdown", "terminal", "write"]
+__all__ = ["document", "figure", "frame", "html", "json", "markdown", "terminal"]

@@ -170,7 +170,7 @@ def _recorded(result: ModelComparison) -> Recorded:
 def _without_folders(
     result: ModelComparison, verdicts: Sequence[Verdict]
 ) -> tuple[ModelComparison, tuple[Verdict, ...]]:
-    """Return a comparison and its verdicts, in which the names of models have no folders of this machine."""
+    """Return a comparison and its verdicts, without the folders of this machine in the names of models."""
     names = [result.base.name, *(each.model.name for each in result.candidates)]
     public = dict(zip(names, distinct([without_folders(name) for name in names]), strict=True))
     # All names are replaced in one pass, because a new name may equal the old name of another model.

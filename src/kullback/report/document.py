@@ -60,7 +60,7 @@ class Table:
         rows: the cells of each row.
         caption: sentences below the table.
         tones: for each row, the tone of the second cell, which is then a word; empty if no cell has a tone.
-        links: for each row, the name of the drawing to which the first cell links; empty without links.
+        links: for each row, the name of the drawing that the first cell links to; empty without links.
         dropped_first: the indexes of the columns that a narrow medium leaves out, in this order.
         is_main: whether summaries and notebooks show the table.
         is_open: whether a page shows the table unfolded.

@@ -9,31 +9,23 @@ from typing import TYPE_CHECKING, Any, cast
 from kullback.common.optional import load
 from kullback.common.words import nearest
 from kullback.errors import invalid_value, quoted
-from kullback.report.document import Bars, drawings
-from kullback.report.plots.bars import draw_bars
-from kullback.report.plots.svg import plain
+from kullback.report.document import Bars, Document, Plot, drawings
+from kullback.report.plots.svg import FIRST, SECOND, draw_legend, plain
 from kullback.report.subjects import document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from kullback.report.document import Document, Plot
-
 LONGEST_LINE = 70  # characters of a title in matplotlib's default width
 MOST_LISTED = 12
+LONGEST_NAME = 24
 
 
 def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[Figure, Axes]:
     """Draw the main numbers of a result with their intervals, or one of the drawings of its page.
 
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        ax: the axes to draw on; by default new axes of pyplot.
-        name: the name of a drawing of the page, such as ``"quantiles"``, or of a column; None for the main plot.
-
-    Returns:
-        the figure and the axes.
+    `name` is the name of a drawing of the page, such as ``"quantiles"``, or of a column; None is the main plot.
 
     Raises:
         OptionalDependencyError: matplotlib is not installed.
@@ -44,13 +36,13 @@ def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[
     drawing = _chosen(type(result).__name__, page, name)
     axes: Axes = pyplot.subplots(layout="constrained")[1] if ax is None else ax
     if isinstance(drawing, Bars):
-        draw_bars(drawing, axes)
+        _draw_bars(drawing, axes)
     else:
         drawing.draw(axes)
     title = page.outcome if name is None else drawing.title
     unbroken = plain(title).replace(" || ", "\xa0‖\xa0")  # no line ends inside of "KL(to ‖ q)"
     lines = textwrap.fill(unbroken, LONGEST_LINE).replace("\xa0", " ").replace("||", "‖")
-    legend_height = 18 if axes.get_legend() else 0  # in points; the legend is between the plot and its title
+    legend_height = 18 if axes.get_legend() else 0  # in points, between the plot and its title
     axes.set_title(lines, fontsize="medium", pad=6 + legend_height)
     return cast("Figure", axes.figure), axes
 
@@ -71,3 +63,23 @@ def _chosen(result: str, page: Document, name: str | None) -> Plot | Bars:
             instead="no name, for the main numbers" if close is None else f"name={close!r}",
         )
     return chosen
+
+
+def _draw_bars(bars: Bars, axes: Axes) -> None:
+    """Draw two bars for each category or class, from top to bottom, with their proportions as text."""
+    places = range(len(bars.bars))
+    for label, shift, color in (("P", -0.2, FIRST), ("Q", 0.2, SECOND)):
+        side = label.lower()
+        lengths = [getattr(bar, side) for bar in bars.bars]
+        drawn = axes.barh([place + shift for place in places], lengths, 0.4, color=color, label=label)
+        axes.bar_label(drawn, [getattr(bar, f"{side}_text") for bar in bars.bars], padding=3)
+    names = [plain(" ".join(filter(None, (bar.label, bar.token))), LONGEST_NAME) for bar in bars.bars]
+    axes.set_yticks(places, names)
+    axes.set_xticks([])  # the bars are relative to the longest one; their texts have the proportions
+    axes.set(
+        xlabel="probability" if bars.heading == "class" else "percentage of rows",
+        ylabel=bars.heading,
+        xlim=(0, 1.2 * max((max(bar.p, bar.q) for bar in bars.bars), default=1.0) or 1.0),
+        ylim=(len(bars.bars) - 0.5, -0.5),
+    )
+    draw_legend(axes)

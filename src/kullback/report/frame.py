@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from kullback.report.document import Frame, main_tables
 from kullback.report.subjects import document
+from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from kullback.results.verdict import Verdict
 
 
 def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
     """Return a result as a data frame with the unit and the confidence of its numbers.
 
     The ``attrs`` of the frame also have the unit of each kind as ``units``, and the outcome of each limit as ``gates``.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
 
     Example:
         >>> import pyarrow as pa

@@ -6,17 +6,14 @@ import base64
 import hashlib
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.optional import load
 from kullback.errors import printable
-from kullback.report.document import main_blocks
+from kullback.report.document import Block, Plot, main_blocks
 from kullback.report.plots.svg import draw_svg
 from kullback.report.subjects import document
-
-if TYPE_CHECKING:
-    from kullback.report.document import Block, Plot
-    from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict
 
 
 def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str:
@@ -24,14 +21,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
 
     A script sorts tables and filters long lists; without scripts, the page shows everything. The page adapts to narrow
     screens, to dark mode and to paper. The same result always gives the same text.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
-        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
-
-    Returns:
-        the text of the page, which `kullback.report.write` can write to a file.
+    The arguments are those of `document`.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.
@@ -52,9 +42,6 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
 
 def render_table(result: Any) -> str:
     """Render the outcome and the main blocks as a fragment of HTML, for notebooks.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
 
     Example:
         >>> import pyarrow as pa

@@ -14,25 +14,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.plain_values import JsonObject, flat_numbers, json_safe
-from kullback.report.document import Findings, Table
+from kullback.report.document import Document, Fields, Findings, Table
 from kullback.report.subjects import document
-from kullback.results.verdict import worst
-
-if TYPE_CHECKING:
-    from kullback.report.document import Document, Fields
-    from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict, worst
 
 
 def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False) -> JsonObject:
     """Return a result as dicts, lists, strings and finite numbers, which `json.dumps` writes with ``allow_nan=False``.
 
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
-        flat: whether to return only the numbers, in one dict with the keys of `flat_numbers`.
+    With `flat`, the result has only the numbers, in one dict with the keys of `flat_numbers`.
 
     Example:
         >>> import torch
@@ -56,10 +49,6 @@ def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False
 
 def dumps(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
     """Return a result as an indented JSON document in ASCII that ends in a newline.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
 
     Example:
         >>> import json, pyarrow as pa

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kullback.predictions import Comparison
-    from kullback.predictions.prediction_results import LlamaCppFigures
+from kullback.predictions import Comparison
+from kullback.predictions.prediction_results import LlamaCppFigures
 
 FEWEST_ROWS = 100  # for fewer rows, llama.cpp prints only the chunks
 CHUNKS = (
@@ -20,9 +18,6 @@ DELTA_P = [*KLD[:5], "75.0%", "Median", "25.0%", *KLD[6:]]
 
 def render(comparison: Comparison) -> str:
     """Return the lines that llama.cpp (2025 or later) prints; empty if there are too few rows and no chunks.
-
-    Arguments:
-        comparison: the result of `compare_predictions` with `llama_cpp`.
 
     Example:
         >>> import torch

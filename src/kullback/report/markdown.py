@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.formats import counted
 from kullback.errors import printable
-from kullback.report.document import Code, Findings, main_tables
+from kullback.report.document import Code, Document, Findings, main_tables
 from kullback.report.subjects import document
-
-if TYPE_CHECKING:
-    from kullback.report.document import Document, Table
-    from kullback.results.verdict import Outcome, Verdict
+from kullback.results.verdict import Outcome, Verdict
 
 MOST_ROWS = 40
 MOST_REMARKS = 25
@@ -21,10 +18,6 @@ _MARKS: dict[Outcome, str] = {"passed": "✅", "failed": "❌", "unclear": "❔"
 
 def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
     """Return a summary: the verdict of the gates, the outcome, the main numbers or tables, and the remarks.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        verdicts: the verdicts of the limits that you set.
 
     Example:
         >>> import torch
@@ -88,12 +81,9 @@ def _tables(page: Document) -> Iterator[list[str]]:
         if place:
             yield [f"**{escaped(table.title)}**"]
         yield _grid(table.headings, table.rows[:MOST_ROWS], "---" if table.ends_in_text else "---:")
-        yield [f"{escaped(sentence)}  " for sentence in (*_rest(table), *table.caption)]
-
-
-def _rest(table: Table) -> list[str]:
-    more = len(table.rows) - MOST_ROWS
-    return [f"{counted(more, 'row')} more in the JSON and on the page."] if more > 0 else []
+        more = len(table.rows) - MOST_ROWS
+        rest = [f"{counted(more, 'row')} more in the JSON and on the page."] if more > 0 else []
+        yield [f"{escaped(sentence)}  " for sentence in (*rest, *table.caption)]
 
 
 def _remarks(findings: Findings) -> list[str]:

@@ -1,4 +1,4 @@
-"""The commands on a card: the one that made it, and the one that repeats it with the card alone."""
+"""The commands on a card: the original command, and a command that repeats the comparison with the card alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kullback.models.groups import BY_PATTERN
 from kullback.models.model_results import Recorded
 
 ANY_CANDIDATE = "CANDIDATE"
-# The options of the command whose names are not those of the library's arguments.
+# The options of the command whose names differ from the library's arguments.
 FLAGS = {
     "representation": "--as",
     "groups": "--group",

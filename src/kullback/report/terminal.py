@@ -12,38 +12,40 @@ from typing import TYPE_CHECKING, Any
 
 from kullback.common.formats import count, counted
 from kullback.errors import printable, quoted
-from kullback.report.document import TONES, Code, Findings, Gallery, Passages, Section, Table
+from kullback.report.document import (
+    TONES,
+    Block,
+    Code,
+    Document,
+    Findings,
+    Gallery,
+    Passages,
+    Section,
+    Table,
+    Tone,
+)
 from kullback.report.subjects import document
 from kullback.results.finding import LEVELS
-from kullback.results.verdict import headline
+from kullback.results.verdict import Outcome, Verdict, headline
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
-
-    from kullback.report.document import Block, Document, Tone
-    from kullback.results.verdict import Outcome, Verdict
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
 # The text that is printed before a limit, for each outcome; the most urgent outcome is first.
 _LABELS: dict[Outcome, str] = {"failed": "FAILED", "unclear": "CANNOT TELL", "passed": "passed"}
 LONGEST_NAME = 18  # a table has room for this number of characters in its first column; a longer name folds
 MOST_REMARKS = 25
-MOST_LINES = 12  # the most lines of a brief report
-_INDENT = "    "  # stands before each line of source code
+MOST_LINES = 12  # the largest number of lines of a brief report
+_INDENT = "    "  # begins each line of source code
 _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 
 
 def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **options: Any) -> None:
     """Print a result: the outcome, the limits, the tables and the remarks.
 
-    Divergences are in nats. Control characters are escaped.
-
-    Arguments:
-        result: a result of kullback, or its `Document`.
-        console: the rich console to print on.
-        verdicts: the verdicts of the limits that you set.
-        options: further arguments of `document`, such as `tokens` for a comparison of predictions.
+    Divergences are in nats. Control characters are escaped. The other arguments are those of `document`.
 
     Example:
         >>> import torch
@@ -108,12 +110,7 @@ def _plain(block: Table | Code | Gallery | Passages | Findings) -> Iterator[str]
 def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
     """Print the most important numbers in at most 12 lines; a document without a short form is printed in full.
 
-    There are more lines only if a path or the name of a limit is wider than the console.
-
-    Arguments:
-        page: the document to print.
-        console: the rich console to print on.
-        html: the path of the HTML page; None if there is no page.
+    There are more lines only if a path or the name of a limit is wider than the console. `html` is the path of a page.
 
     Example:
         >>> import torch
@@ -227,15 +224,13 @@ class _Printer:
         if page.verdicts:
             hidden = "; --full lists them" if room < len(page.verdicts) else ""
             self.outcome(f"{headline(page.verdicts)}{hidden}", page.tone)
-        shown = sorted(page.verdicts, key=lambda verdict: list(_LABELS).index(verdict.outcome))[
-            : max(room, 0)
-        ]
-        for each in shown:
+        urgent = sorted(page.verdicts, key=lambda verdict: list(_LABELS).index(verdict.outcome))
+        for each in urgent[: max(room, 0)]:
             width = self._console.width - self._text(f"{_LABELS[each.outcome]}: {each.limit}").cell_len
             self.verdict(
                 each, next(text for text in _failures(each) if self._text(text).cell_len <= width or not text)
             )
-        return len(shown)
+        return min(len(urgent), max(room, 0))
 
     def joined(self, texts: Sequence[str]) -> list[str]:
         """Return the texts joined to one line if this line fits the console; otherwise one line for each text."""
@@ -324,13 +319,14 @@ class _Printer:
             for place, heading in enumerate(table.headings)
         ]
         kept = list(range(len(table.headings)))
+
+        def room() -> int:
+            return self._console.width - sum(widths[each] + gap for each in kept[1:])
+
         for place in table.dropped_first:
-            if (
-                sum(widths[each] + gap for each in kept[1:]) + min(widths[0], LONGEST_NAME)
-                > self._console.width
-            ):
+            if room() < min(widths[0], LONGEST_NAME):
                 kept.remove(place)
-        return kept, self._console.width - sum(widths[each] + gap for each in kept[1:])
+        return kept, room()
 
 
 _GAP = 2  # the number of blanks between the columns of a short table

@@ -24,7 +24,7 @@ class Verdict:
         limit: the limit in words, such as "psi at most 0.2".
         failures: a sentence for each column or candidate that breaks the limit.
         broken_by: the columns, groups of columns, or candidates that break the limit.
-        unclear: a sentence for each column or candidate for which the data do not show whether the limit is kept.
+        unclear: a sentence for each column or candidate if the data do not show whether it keeps the limit.
         unclear_for: the columns, groups of columns, or candidates of these sentences.
     """
 
@@ -62,7 +62,7 @@ def worst(verdicts: Sequence[Verdict]) -> Outcome:
 
 
 def headline(verdicts: Sequence[Verdict]) -> str:
-    """Return a summary of the outcomes of all limits, with which every report begins; empty without limits.
+    """Return a summary of the outcomes of all limits, the beginning of every report; empty without limits.
 
     Example:
         >>> headline([Verdict("mean at most 1"), Verdict("top1 at least 0.9", ("top1 is 0.8",))])

@@ -35,7 +35,7 @@ def name_or_none(name: str | None) -> str:
 
 
 def names_of(call: str, argument: str, names: Sequence[str] | None) -> list[str] | None:
-    """Return the names of columns as a list; None stands for all columns.
+    """Return the names of columns as a list; None means all columns.
 
     A single string is refused, because its letters would count as names.
     """

@@ -41,8 +41,8 @@ def interval_labels(
 ) -> tuple[str, ...]:
     """Return a label for each interval between edges; the first and the last interval are open-ended.
 
-    An interval of integers is labeled with the smallest and the largest integer that occurred in it. An interval in
-    which only the grid's center occurred is labeled with the center.
+    An interval of integers is labeled with the smallest and the largest integer that occurred in it. If only the grid's
+    center occurred in an interval, the label is the center.
 
     Arguments:
         column: the profile of the column.
@@ -155,7 +155,7 @@ def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS
 
 
 def _shortest(values: Sequence[Any], ways: Sequence[Callable[[Any], str]]) -> list[str]:
-    """Return the values as texts, in the first format in which different values have different texts."""
+    """Return the values as texts, in the first format that gives different values different texts."""
     written: list[str] = []
     for way in ways:
         written = [way(value) for value in values]
@@ -185,7 +185,7 @@ def choose_bins(
         row_weight: the mean weight of a row. A value that weighs less than three rows is not an atom.
 
     Returns:
-        the bins, for which `bin_counts` returns the counts of either profile.
+        the bins. `bin_counts` returns the counts of a profile in these bins.
 
     Raises:
         ArgumentTypeError: `q` is not a `ColumnProfile`.
@@ -299,7 +299,7 @@ def _category_bins(p: ColumnProfile, q: ColumnProfile | None, specials: tuple[st
 
 
 def _cuts(p: ColumnProfile, q: ColumnProfile | None, number: int, row_weight: float) -> tuple[int, ...]:
-    """Return the first bucket of each bin, without that of the first bin."""
+    """Return the first bucket of each bin except the first bin."""
     buckets = np.array(sorted(p.buckets), np.int64)
     weights = np.array([p.buckets[bucket] for bucket in buckets.tolist()])
     if not len(buckets):

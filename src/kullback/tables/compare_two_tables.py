@@ -98,14 +98,14 @@ def compare_tables(
 
     Arguments:
         p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
-            Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+            Polars (also lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
         q: the table that is compared with the reference: a path or a table of the same kinds.
         columns: the names of the columns to compare; None compares all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1. Standard errors assume that weights
             do not depend on the values.
-        cluster: the column with the group of each row, if rows of a group depend on each other (the visits of a user,
-            the measurements of a machine). Standard errors and tests then assume independent groups. None means that
+        cluster: the column with the group of each row, if rows of a group depend on each other, such as the visits of a
+            user. Standard errors and tests then assume independent groups. None means that
             rows have no groups.
         independent: whether rows are known to be independent. If not, and without `cluster`, the order of the first
             32,768 rows is examined, and repeated rows of continuous numbers are counted. If a column shows dependence,
@@ -248,7 +248,7 @@ class _Sides:
     counting: Counting
 
     def columns(self, names: Sequence[str]) -> tuple[list[ColumnComparison], list[Finding]]:
-        """Compare each column; return the comparisons and their findings, with those on identifiers last."""
+        """Compare each column; return the comparisons and their findings, with the findings on identifiers last."""
         own = {name: self._bins([name]) for name in names}
         counted: dict[tuple[str, ...], Pair] = {}
         if self.settings.cluster is not None and names:

@@ -224,7 +224,7 @@ def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins
 def joint_contingency(
     group: Sequence[str], bins: Mapping[str, Bins], pair: Pair, *, clustered: bool
 ) -> ContingencyTable:
-    """Return the contingency table of those combinations of several columns' bins that occur."""
+    """Return the contingency table of the combinations of several columns' bins that occur."""
     start = 1 if clustered else 0
     keys = sorted({key[start:] for side in pair for key in side})
     index = {key: number for number, key in enumerate(keys)}
@@ -386,7 +386,7 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
-    """Return whether to use posterior intervals: for independent rows in few categories, some of which are rare."""
+    """Return whether to use posterior intervals: for independent rows in few categories, with some rare categories."""
     if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
         return False
     occupied = table.p + table.q > 0

@@ -21,8 +21,8 @@ MOST_VALUES = 24  # at most this many values have a bin each
 FEWEST_BINS, MOST_BINS = 8, 40
 TAIL = 0.005  # the proportion of P and of Q that a tail may hold if the histogram leaves it out
 FAR = 2.0  # tails are left out if they make the range more than this many times as long
-# Positive values have bins of equal ratio if they span more than DECADES powers of ten, and if the middle half of them
-# spans less than CENTER of the range.
+# Positive values have bins of equal ratio if they span more than DECADES powers of ten, and their middle half spans
+# less than CENTER of the range.
 DECADES = 3.0
 CENTER = 0.05
 # Buckets nearer to the center than this are narrower than 1. If they all begin at integers, the values are integers.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kullback.common.extra_arguments import by_name
-from kullback.common.files import check_input, write
+from kullback.common.files import check_input, write_all
 from kullback.common.plain_values import JsonObject
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
@@ -155,7 +155,7 @@ class Profile(ShortRepr):
         Raises:
             FileError: the file cannot be written, or its path exists and is not an ordinary file.
         """
-        write(path, self.to_json(categories) + "\n")
+        write_all({path: self.to_json(categories) + "\n"})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -194,8 +194,8 @@ def profile_table(
     if at least 90 % of its texts have the same form without any ambiguity (`ColumnProfile.written`).
 
     Arguments:
-        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
-            a table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas, Polars (also
+            lazy), PyArrow, DuckDB, Dask, PySpark or Ibis. A file may be larger than memory.
         columns: the names of the columns to count; None counts all columns.
         exclude: the names of the columns to leave out; cannot be combined with `columns`.
         weights: the column of the rows' weights; None gives each row the weight 1.
@@ -209,8 +209,9 @@ def profile_table(
 
     Raises:
         ArgumentTypeError: the frame is not a table.
-        ArgumentValueError: a requested or excluded column does not exist, a requested column cannot be profiled, two
-            columns have the same name, both `columns` and `exclude` are given, or a weight is negative or not finite.
+        ArgumentValueError: a requested or excluded column does not exist, a requested column cannot be profiled, or two
+            columns have the same name. It is also raised for both `columns` and `exclude`, and for a negative or
+            infinite weight.
         FileError: a file is missing, damaged or of an unknown format.
         OptionalDependencyError: a package is missing; the error names it.
 
@@ -355,7 +356,7 @@ def _counted(
 
 
 def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
-    """Return the columns of text that another profile has parsed, with the way in which they are written."""
+    """Return the columns of text that another profile has parsed, with their formats."""
     ways = {
         field.name: like.columns[field.name].written
         for field in fields

@@ -36,8 +36,7 @@ from torch.distributions import (
 
 from kullback import kl_divergence, kl_estimate, register_kl
 from kullback.kernels.native import library
-from kullback.pairs import native_forms
-from kullback.pairs.closed_forms import shortcuts as closed_forms
+from kullback.pairs import native_forms, registry as closed_forms
 from tests.refusals import refused
 
 if library.missing() is not None:

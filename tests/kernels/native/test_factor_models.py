@@ -16,8 +16,7 @@ from torch.distributions import Distribution, LowRankMultivariateNormal, Multiva
 
 from kullback import kl_divergence
 from kullback.kernels.native import library
-from kullback.pairs import native_forms
-from kullback.pairs.closed_forms import shortcuts as closed_forms
+from kullback.pairs import native_forms, registry as closed_forms
 
 if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)

@@ -24,7 +24,7 @@ from torch.distributions import (
 )
 
 from kullback.kernels.native import library
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
+from kullback.pairs.registry import fused_divergence
 
 if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)

@@ -15,8 +15,7 @@ from torch.distributions import MultivariateNormal
 
 from kullback import kl_divergence
 from kullback.kernels.native import library
-from kullback.pairs import native_forms
-from kullback.pairs.closed_forms import shortcuts as closed_forms
+from kullback.pairs import native_forms, registry as closed_forms
 from kullback.pairs.numerics.parameters import MATRICES
 
 if library.missing() is not None:

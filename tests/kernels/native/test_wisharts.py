@@ -13,8 +13,8 @@ from torch.distributions import Wishart
 
 from kullback import kl_divergence
 from kullback.kernels.native import library
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.numerics.parameters import MATRICES
+from kullback.pairs.registry import fused_divergence
 from tests.pairs.closed_forms.test_multivariate import (
     covariance_pair,
     distance,

@@ -79,13 +79,13 @@ def test_the_kernels_of_sharded_rows_compile(form, target):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from kullback.kernels.triton import part_kernel
+    from kullback.kernels.triton.kernel import part_gradients_kernel, part_values_kernel
 
     shape = {"FORM": form.value, "TILE": 512, "VECTOR": 4}
     gradients = {**shape, "WEIGHTED": True, "WANT_P": True, "WANT_Q": True}
     for kernel, constants in (
-        (part_kernel.part_values_kernel, shape),
-        (part_kernel.part_gradients_kernel, gradients),
+        (part_values_kernel, shape),
+        (part_gradients_kernel, gradients),
     ):
         types = {}
         for argument in kernel.arg_names:

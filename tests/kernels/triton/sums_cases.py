@@ -33,7 +33,7 @@ from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import native_rows
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.selected_rows import SelectedClasses
-from kullback.kernels.triton import triton_parts, triton_rows, triton_sums
+from kullback.kernels.triton import triton_rows, triton_sums
 from kullback.kernels.triton.available import DTYPES
 from kullback.losses.teachers import Shard
 from kullback.parallel.rows import ShardedRows
@@ -462,7 +462,7 @@ def test_sharded_rows(kind: Divergence, dtype: torch.dtype, is_labeled: bool) ->
         with (
             mock.patch.object(native_rows, "serves", return_value=False),
             mock.patch.object(
-                triton_parts, "gradients_of_part", wraps=triton_parts.gradients_of_part
+                triton_rows, "gradients_of_part", wraps=triton_rows.gradients_of_part
             ) as kernel,
         ):
             first, second = ranks.run(partial(of_rank, inplace=inplace))

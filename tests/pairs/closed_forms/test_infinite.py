@@ -43,11 +43,10 @@ from torch.distributions import (
 
 from kullback import kl_divergence, kl_estimate, register_kl
 from kullback.errors import ArgumentValueError
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import Density, densities_of, density_of
-from kullback.pairs.families.infinite import ALWAYS_INFINITE
+from kullback.pairs.families.registration import ALWAYS_INFINITE
 from kullback.pairs.family import FAMILIES
-from kullback.pairs.registry import plan_for
+from kullback.pairs.registry import fused_divergence, plan_for
 from kullback.pairs.renyi import renyi_in_closed_form
 from kullback.pairs.support import is_always_finite, is_always_infinite, is_infinite, is_power_infinite
 from tests.refusals import refused

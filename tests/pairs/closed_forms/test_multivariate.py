@@ -39,8 +39,8 @@ from kullback.pairs.closed_forms.multivariate_normal import (
     kl_low_rank_low_rank,
     kl_multivariate_normal_multivariate_normal,
 )
-from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.families.relaxed import kl_exp_relaxed_categorical, kl_logit_relaxed_bernoulli
+from kullback.pairs.registry import fused_divergence
 from tests.refusals import refused
 
 DOUBLE = torch.float64

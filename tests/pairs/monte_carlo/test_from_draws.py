@@ -29,7 +29,7 @@ from torch.distributions import (
 
 from kullback import Estimate, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError, NoRuleError
-from kullback.pairs.sampling.quasi_monte_carlo import quasi_draws
+from kullback.pairs.sampling import quasi_draws
 from tests.refusals import refused
 
 DOUBLE = torch.float64

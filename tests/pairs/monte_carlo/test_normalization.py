@@ -20,7 +20,7 @@ from torch.distributions import (
 
 from kullback import Samples, fit, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError
-from kullback.pairs.monte_carlo.normalization import check_normalized
+from kullback.pairs.monte_carlo.from_draws import check_normalized
 from tests.refusals import refused
 
 LOG_MASS, ONE = math.log(2 * math.pi), torch.Size()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from kullback.pairs.numerics import triangular
-from kullback.pairs.numerics.triangular import as_function_of, plain_squares_below, squares_below
+from kullback.pairs.numerics import cholesky
+from kullback.pairs.numerics.cholesky import as_function_of, plain_squares_below, squares_below
 
 SIZE = 5
 BATCHES = (((), ()), ((2,), ()), ((), (2,)), ((2, 1), (3,)))
@@ -21,7 +21,7 @@ BATCHES = (((), ()), ((2,), ()), ((), (2,)), ((2, 1), (3,)))
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five rows make two whole blocks and a last row."""
-    monkeypatch.setattr(triangular, "_WIDTH", 2)
+    monkeypatch.setattr(cholesky, "_WIDTH", 2)
 
 
 def triangle(batch: tuple[int, ...], seed: int) -> Tensor:

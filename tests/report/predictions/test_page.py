@@ -10,7 +10,7 @@ import torch
 
 from kullback import Logits
 from kullback.predictions import Comparison, compare_predictions
-from kullback.report import html, write
+from kullback.report import html
 from tests.report.pages import DESK, WIDTHS, boxes, overlap, too_faint
 
 
@@ -32,7 +32,7 @@ def infinite_and_identical() -> Comparison:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write(path, html.render(infinite_and_identical()))
+    path.write_text(html.render(infinite_and_identical()), encoding="utf-8")
     return path
 
 
@@ -65,7 +65,7 @@ def test_tokens_stay_within_their_cards(browser, tmp_path, width):
     labels = torch.randint(200, (60,), generator=generator)
     tokens = [("\n", " the", "W" * 40, "\x1b[31m<b>")[i % 4] for i in range(200)]
     comparison = compare_predictions(Logits(p), Logits(q), labels=labels, bootstrap=0)
-    write(tmp_path / "report.html", html.render(comparison, tokens=tokens))
+    (tmp_path / "report.html").write_text(html.render(comparison, tokens=tokens), encoding="utf-8")
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto((tmp_path / "report.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= width

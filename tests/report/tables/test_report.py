@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kullback.common.formats import interval, p_value
-from kullback.report import html as tables_html, json as tables_json, write
+from kullback.report import html as tables_html, json as tables_json
 from kullback.report.subjects.tables import MOST_DRAWN, contributors
 from kullback.results.verdict import Verdict
 from kullback.tables.compare_two_tables import compare_tables
@@ -206,7 +206,7 @@ def test_many_columns_are_all_in_the_table_and_the_first_are_drawn():
 @pytest.fixture(scope="module")
 def report(comparison, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("report") / "tables.html"
-    write(path, tables_html.render(comparison, VERDICTS))
+    path.write_text(tables_html.render(comparison, VERDICTS), encoding="utf-8")
     return path
 
 

@@ -74,8 +74,8 @@ _MOST_BEYOND = 0.25
 _DRAWS_FOR_THREADS = 20_000
 # `_SPLITS` has the smallest and the largest number of random splits into folds. `_HALVINGS` has these numbers for the
 # random splits into halves, which the extrapolation uses. For regressions, `_BUDGET` limits the product of the number
-# of splits, the number of draws and the squared number of features. With these constants, the standard deviation of the
-# value over seeds was 3 to 8 % of the width of the interval on four data sets of 3 to 50 dimensions. It was 19 % on a
+# of splits, the number of draws and the squared number of features. With these constants, the value's standard
+# deviation over seeds was 3 to 8 % of the interval's width on four data sets of 3 to 50 dimensions. It was 19 % on a
 # fifth data set with heavy tails. With one split into folds, it was 9 to 14 % on all five data sets.
 _SPLITS = 1, 32
 _HALVINGS = 3, 96
@@ -108,11 +108,11 @@ def density_ratio(
         \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
         \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
 
-    The candidate classifiers are: linear and quadratic logistic regression; quadratic regression of asinh-scaled
-    coordinates; spline regression without and with products of coordinates; from 4 dimensions on, quadratic regression
-    of the logarithms of squares; gradient-boosted trees; and the ratio of fitted Gaussian densities. The value is a
-    weighted mean over the candidates with the smallest losses in cross-validation. The weights decrease exponentially
-    with the loss, and a note names the candidates and their weights.
+    The candidate classifiers are linear, quadratic and spline regressions, boosted trees and the ratio of fitted
+    Gaussian densities. All regressions are logistic. One quadratic regression has asinh-scaled coordinates, and one
+    spline regression has products of coordinates. From 4 dimensions on, one quadratic regression has the logarithms of
+    squares. The value is a weighted mean over the candidates with the smallest losses in cross-validation. The weights
+    decrease exponentially with the loss, and a note names the candidates and their weights.
 
     Each draw is evaluated by an :math:`\hat f` that was fitted without the draw's fold and calibrated to the labels.
     The value is extrapolated to infinitely many draws, from fits to half of the draws and fits to all folds but one.
@@ -122,8 +122,8 @@ def density_ratio(
     of KL between Gaussians.
 
     If all components have two values, the candidates are linear and quadratic regression and trees. If at least a
-    quarter of the draws equals another one, the sides of equal draws then show what the classifiers miss. The upper
-    limit allows for it, and is infinite if it is significant.
+    quarter of the draws equals another one, the sides of equal draws then show how much of the log-ratio the
+    classifiers miss. The upper limit allows for it, and is infinite if it is significant.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
@@ -138,8 +138,8 @@ def density_ratio(
             For weighted draws, its method ``fit`` must accept ``sample_weight``.
 
     Returns:
-        the estimate in nats. The standard error combines the influence of each draw of both sides with the difference
-        between fits to half of the draws and fits to nearly all draws.
+        the estimate in nats. The standard error combines the influences of all draws with the difference between fits
+        to half of the draws and to nearly all draws.
 
     Raises:
         ArgumentTypeError: the draws are categories.
@@ -511,8 +511,8 @@ def _from_scores(
     """Return the evidence with a lower limit from the divergence of the classifier's scores.
 
     `of_p` and `of_q` are the scores of P's draws and of Q's draws. The divergence of the scores is at most KL. The
-    upper limit is infinite. If the value is below the divergence of the scores, or above 2 log m for m draws of Q, the
-    divergence of the scores replaces the value.
+    upper limit is infinite. The divergence of the scores replaces a value below it, and a value above 2 log m for m
+    draws of Q.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)

@@ -125,9 +125,9 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         value, standard error and interval in nats. Let f_k be the proportion of P's draws in categories with k draws of
         Q. The upper limit is infinite in three cases. First, f_0 is above 5 %. Second, f_0 is significantly larger than
-        the mean of f_1 and f_2. Third, f_1 and f_2 are 0, and P has two or more draws in categories without draws of Q,
-        which could add more than half the interval's width. A finite upper limit assumes that p / q in categories
-        without draws of Q is similar to p / q in categories with one or two draws of Q. There is no interval if all
+        the mean of f_1 and f_2. Third, f_1 and f_2 are 0, and two or more draws of P in categories without draws of Q
+        could add more than half the interval's width. A finite upper limit assumes that p / q is similar in categories
+        without draws of Q and with one or two draws of Q. There is no interval if all
         draws are in one category, or if no category has five expected draws on both sides under P = Q.
 
     Raises:
@@ -388,8 +388,8 @@ def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) ->
 
     The upper limit assumes :math:`|d_i| = x \sigma_i` with the same x for all categories, because this minimizes the
     mean of the estimate for a given total variation. The lower limit assumes that P and Q differ in two categories
-    only, because this maximizes the mean. Rare categories are merged for the lower limit in two cases: more than 5 % of
-    a side's draws are in categories with a single draw of this side, or in categories without draws of the other side.
+    only, because this maximizes the mean. For the lower limit, rare categories are merged if they are common: more than
+    5 % of a side's draws are in categories with a single draw of this side, or without draws of the other side.
 
     Example:
         >>> total_variation_interval(CategoryCounts.of(torch.tensor([30, 10]), torch.tensor([20, 20])))

@@ -41,8 +41,8 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
 
     Let f_k be the proportion of P's draws in categories with k draws of Q. There is no finite upper limit in three
     cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2; the lack of draws of Q in the
-    categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0 and f_0 is two or more draws; in addition, p / q =
-    e^8 in the categories of f_0 would increase KL by more than `half_width`, half the interval's width. If the
+    categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0, f_0 is two or more draws, and p / q = e^8 in
+    their categories would increase KL by more than `half_width`. This is half the interval's width. If the
     categories are bins of a line, only the first case applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
@@ -72,8 +72,8 @@ def kl_interval(
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
     Here z is the normal quantile, and K is the number of categories. P has n draws, and Q has m draws. V and S are
-    defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for P = Q, T
-    has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near :math:`2
+    defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases. T has a
+    :math:`\chi^2` distribution for P = Q, and is normal for large KL. The rate c has a lower bound near :math:`2
     (\frac1n + \frac1m)`, the value of c for P near Q.
 
     For T > t, the tail is a noncentral chi-square's: the lower limit is the smaller one of this equation's and of
@@ -83,20 +83,20 @@ def kl_interval(
 
     * Bias: a negative bias correction of T is added to the lower limit. A positive correction is multiplied by 1.5 and
       added to the upper limit.
-    * Zero counts: the lower limit is also computed with half a draw of P added to the categories that only Q drew, and
-      with half a draw of Q added to the categories that only P drew. The smallest of these limits is used.
+    * Zero counts: the lower limit is the smallest of three limits. For two of them, the categories that only one side
+      drew get half a draw of the other side.
     * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
       limits of the probability of these categories.
     * Few clusters: their variance is itself uncertain, so all variances are increased as for Student's t.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
-    * Many rare categories: rare categories are merged for the lower limit in two cases: more than 5 % of P's draws are
-      in categories without draws of Q, or in categories with a single draw of P. Merging cannot increase KL.
+    * Many rare categories: for the lower limit, they are merged if more than 5 % of P's draws are in categories without
+      draws of Q, or with a single draw of P. Merging cannot increase KL.
 
     Arguments:
         table: the counts of P and of Q, shape (..., K). If they are `KindCounts`, the interval is for the divergence
             `table.kind`.
         confidence: the probability that the interval contains the divergence.
-        upper_alone: whether only the upper limit is wanted. The lower limit is then the one of the equation alone.
+        upper_alone: whether only the upper limit is wanted. The lower limit then comes from the equation alone.
 
     Returns:
         the lower and the upper limit in nats, float64, shape (...). The lower limit is at least 0, and the upper limit
@@ -149,7 +149,7 @@ def _ends(
     """Return the smallest and the largest divergence that the counts do not reject; z is the normal quantile.
 
     The smallest divergence is also computed with half a draw of one side in the merged categories that only the other
-    side drew. This is a continuity correction for zero counts, for which the estimated variance is too small.
+    side drew. This continuity correction is for zero counts: the estimated variance is too small for them.
     """
     a, b, (_, shrunken, added) = table.a, table.b, correction
     estimate = table.estimate + shrunken
@@ -174,10 +174,10 @@ def _ends(
 def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate when P's probability of rare categories moves to Wilson's limits.
 
-    For each k from 0 to 3 (to 15 for powers of p / q), the categories with at most k draws of P are merged, if the
-    merged category has at most 3 (or 15) draws of P. The probability of the merged category under P gets Wilson's
-    limits, at the normal quantile z and with a continuity correction of half a draw. For divergences other than KL,
-    rare categories of Q are treated in the same way.
+    For each k from 0 to 3 (to 15 for powers of p / q), the categories with at most k draws of P are merged. The merged
+    category is used only if it has at most 3 (or 15) draws of P. The probability of the merged category under P gets
+    Wilson's limits, at the normal quantile z and with a continuity correction of half a draw. For divergences other
+    than KL, rare categories of Q are treated in the same way.
 
     The smallest change, at most 0, is for the probability within Wilson's limits that is nearest to Q's probability.
     The largest change, at least 0, is for the upper limit.
@@ -223,8 +223,8 @@ def _not_rejected(
     # Dependence between draws increases only the part of the variance that is linear in the divergence t.
     share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
     rate = (from_p * (in_p + (in_p - 1) * share) + from_q * (in_q + (in_q - 1) * share)) / plain
-    # The variance estimated from few draws may be too small. For n draws of P and m draws of Q, the lower bound of the
-    # variance is 2 t (1/n + 1/m), the part linear in t for a noncentral chi-square near P = Q.
+    # The variance estimated from few draws may be too small. For n draws of P and m draws of Q, the variance is at
+    # least 2 t (1/n + 1/m). This is the part linear in t for a noncentral chi-square near P = Q.
     scale = table.curvature * (1 / table.a.sum(-1) + 1 / table.b.sum(-1))
     whole = plain + second.mean
     rate = torch.maximum(rate, (rate * plain + 2 * scale * second.mean) / whole)
@@ -257,8 +257,8 @@ def _at_most_of_chi_square(low: Tensor, estimate: Tensor, null: Tensor, rate: Te
 
     The estimate T of a divergence t is distributed as :math:`c (\chi'^2_\nu(t / c) - \nu)`. With the scale c =
     `rate` / 4 and the degrees of freedom :math:`\nu` = `null` / (2 c^2), its variance is `null` + t `rate`. Its upper
-    tail is longer than a normal one, the more so the farther it reaches: near P = Q, a normal limit for z = 3 is wrong
-    eight times too often.
+    tail is longer than a normal one, and most so far out. Near P = Q, a normal limit for z = 3 is wrong eight times too
+    often.
     """
     from scipy.special import ndtr
 

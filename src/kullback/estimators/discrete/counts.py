@@ -209,8 +209,8 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
             of_side = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
-            # With few clusters, or few large clusters, the eigenvalues have a large sampling error, for which `factor`
-            # increases the result.
+            # With few clusters, or few large clusters, the eigenvalues have a large sampling error. `factor` increases
+            # the result for this reason.
             alike = effective_number(sizes, clusters)
             squares -= float(torch.trace(of_side)) ** 2 / alike
             factor = max(factor, student_ratio(0.95, max(alike, 2.0)) ** 2)
@@ -267,10 +267,11 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
     r"""Return the effective number of clustered draws: their number divided by the proportions' mean design effect.
 
-    The first three arguments are the same as for `_weighted_number`. The result is :math:`(K - 1) / f (\sum_{ci}
-    A_{ci}^2 / p_i - \sum_c A_c^2)`. Here K is the number of categories with draws, :math:`p_i` the proportion of
-    category i, :math:`A_{ci}` the weight of cluster c in category i, :math:`A_c` the weight of cluster c, and f the
-    `cluster_correction`. The analysis of categorical data from complex sample surveys (Rao and Scott, 1981)
+    The first three arguments are the same as for `_weighted_number`. The result is
+    :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. Here K is the number of categories with draws,
+    :math:`p_i` the proportion of category i, and f the `cluster_correction`. Cluster c has the weight :math:`A_c`, and
+    the weight :math:`A_{ci}` in category i.
+    The analysis of categorical data from complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)
     dof = int((proportions > 0).sum()) - 1

@@ -63,10 +63,9 @@ class CategoryCounts:
         a: P's effective counts, float64, shape (..., K): the proportions of the weight times the effective number of
             draws.
         b: Q's effective counts, in the same shape.
-        inflation: two factors by which clusters and weights increase the variances of P's and of Q's proportions.
-        spread: the factor by which clusters and weights increase the variance of the estimate at P = Q.
-        groups: two effective numbers of clusters, from which P's and Q's `inflation` was estimated; infinite without
-            clusters.
+        inflation: two factors: clusters and weights increase the variances of P's and of Q's proportions by these.
+        spread: a factor: clusters and weights increase the variance of the estimate at P = Q by it.
+        groups: the effective numbers of P's and of Q's clusters, used for `inflation`; infinite without clusters.
         n: the numbers of draws of P and of Q. A number is a tensor if the rows of a batch have different numbers, and 0
             for known probabilities.
         notes: notes about the draws.
@@ -75,9 +74,9 @@ class CategoryCounts:
         largest: the supremum of the divergence over all P and Q.
         open_above: whether the divergence is infinite if P has mass where Q has none.
         open_below: whether the divergence is infinite if Q has mass where P has none.
-        power: for a divergence D that is linear in the mean of a power of p / q, of order above 1 or below 0, the
-            number c such that this mean is 1 + c D; 0 for all other divergences. If c > 0, the upper limit is infinite
-            if a draw is in a category without draws of the other side.
+        power: the number c if the divergence is (m - 1) / c, where m is the mean of a power of p / q, of order above 1
+            or below 0; otherwise 0. If c > 0, the upper limit is infinite if a draw is in a category without draws of
+            the other side.
     """
 
     a: Tensor
@@ -239,8 +238,8 @@ class CategoryCounts:
         .. math:: \frac{K - 2}{K (K - 1)} \sum_i \frac12 \Bigl(\frac1{a_i} + \frac1{b_i}\Bigr)
 
         The sum is over the K categories with draws of both. The result is at most 1/2. `benchmarks/coverage_tails.py`
-        compares it with simulated estimates: the excess is 0.5 to 1.3 times this number for KL, and the scale of the
-        chi-square distribution with the same skewness exceeds its limit by about twice this number.
+        compares it with simulated estimates: the excess is 0.5 to 1.3 times this number for KL. The chi-square
+        distribution with the same skewness has a scale that exceeds its limit by about twice this number.
         """
         both = (self.a > 0) & (self.b > 0)
         number = both.sum(-1)
@@ -337,7 +336,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def above(self) -> Tensor:
-        """The estimate for the upper limit, from which the bias of rare categories is not subtracted.
+        """The estimate for the upper limit, without the bias correction of rare categories.
 
         The bias is positive, because the divergence is convex. For a category with few draws, the estimate of the bias
         is unreliable.

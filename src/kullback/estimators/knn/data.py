@@ -14,8 +14,8 @@ from kullback.estimators.knn.search import spatial_order
 from kullback.estimators.surfaces import rank_of, sphere_chart, surface_of
 
 _CALL = "nearest_neighbors"
-# An error is raised if the proportion of tied draws is above `_MOST_TIED`, or if the proportion of P's draws that are
-# also in Q's sample is above `_MOST_SHARED`. A few ties can come from rounding; many ties would dominate the
+# An error is raised if the proportion of tied draws is above `_MOST_TIED`, or if the proportion of P's draws in Q's
+# sample is above `_MOST_SHARED`. A few ties can come from rounding; many ties would dominate the
 # estimate. `tests/estimators/knn/test_knn.py` tests ties, and `tests/test_renamed_errors.py` tests shared draws.
 _MOST_TIED = 0.05
 _MOST_SHARED = 0.01

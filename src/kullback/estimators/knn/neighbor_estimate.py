@@ -32,8 +32,8 @@ from kullback.estimators.tails import Unseen, unseen_by_q, unseen_in_scores, upp
 
 # A Gaussian pilot density needs at least this number of draws, and at least ten draws for each component.
 _PILOT_DRAWS = 100
-# If each side has more draws than this number, the default number of neighbors is reduced, because the search is slow
-# and the variance of the estimate is small.
+# With more draws of each side, the default number of neighbors is smaller, because the search is slow and the variance
+# of the estimate is small.
 _MANY = 50_000
 # Above `_MOST_DIMENSIONS` dimensions, there is no interval, because estimates in `benchmarks/bench_samples.py` are
 # wrong by a large factor. There is also no interval for fewer than `_FEWEST_FOR_INTERVAL` independent draws of a side.
@@ -121,8 +121,8 @@ def nearest_neighbors(
 
     .. math:: \hat D_k = \frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
 
-    Here :math:`\rho_k(x_i)` is the distance from :math:`x_i` to its k-th neighbor among the other draws of P, and
-    :math:`\nu_k(x_i)` the distance to its k-th neighbor among the draws of Q. The options `whiten` and `extrapolate`
+    Here :math:`\rho_k(x_i)` and :math:`\nu_k(x_i)` are the distances from :math:`x_i` to its k-th neighbor, among the
+    other draws of P and among the draws of Q. The options `whiten` and `extrapolate`
     reduce the bias; ``nearest_neighbors(p, q, k=k, whiten=False, extrapolate=False)`` computes the plain formula.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
@@ -143,7 +143,7 @@ def nearest_neighbors(
             significantly, they are extrapolated linearly in :math:`\sqrt k` to k = 0.
         most: the largest number of draws of each side. If there are more draws, a random subset is used, and a note
             reports its size. By default, all draws are used up to 5 dimensions. In 6, 7, 8, 9 and 10 dimensions, at
-            most 30 000, 15 000, 10 000, 8000 and 6000 draws are used, and in more dimensions at most 20 000. The search
+            most 30 000, 15 000, 10 000, 8000 and 6000 draws are used; in more, 20 000. The search
             then takes seconds; its time is about quadratic in the number of draws.
 
     Returns:
@@ -164,8 +164,8 @@ def nearest_neighbors(
     Raises:
         ArgumentTypeError: the draws are categories.
         ArgumentValueError: `p` and `q` have different numbers of components, values are infinite, a component is
-            constant, draws repeat, draws of `p` are also in `q`, or there are too few draws for `k` or for the number
-            of components.
+            constant, draws repeat, or draws of `p` are also in `q`. There may also be too few draws for `k` or for the
+            number of components.
         OptionalDependencyError: SciPy is not installed.
 
     Example:
@@ -462,8 +462,8 @@ def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
     In d dimensions, the bias is proportional to :math:`k^{2 / d}` for smooth log-densities. The bias is proportional to
     :math:`k^{1 / d}` if the densities have jumps, or change on a smaller scale than the balls. If the bias is
     proportional to :math:`k^\gamma` and k decreases by the factor 4, the estimate increases by the proportion
-    :math:`1 - 4^{-\gamma}` of the bias. If the increase from k to k / 4 is significant, :math:`\gamma` follows from the
-    ratio of the increases from 4 k to k and from k to k / 4; otherwise :math:`\gamma` is 1 / d. The bias then follows
+    :math:`1 - 4^{-\gamma}` of the bias. If the increase from k to k / 4 is significant, :math:`\gamma` follows from its
+    ratio to the increase from 4 k to k. Otherwise, :math:`\gamma` is 1 / d. The bias then follows
     from the smaller of the two increases, each plus one standard error. If the median ball is wider than a standard
     deviation, the bias is multiplied by the radius of the ball.
     """

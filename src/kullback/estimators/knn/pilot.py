@@ -260,7 +260,7 @@ def _densities_among(
 
     Returns:
         the log-densities, shape (n, 2); the logarithm of the mean weight of each point's neighbors, shape (n,); and the
-        logarithm of the mean, over the chosen points, of these mean weights. The last result is 0 if the mean weights
+        logarithm of the chosen points' average of this mean weight. The last result is 0 if the mean weights
         have mean 1, like the values of a density ratio.
     """
     from scipy import special

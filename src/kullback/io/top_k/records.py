@@ -7,21 +7,18 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from kullback.common.extra_arguments import by_name
 from kullback.common.short_repr import ShortRepr
 from kullback.common.words import NO_LABEL
+from kullback.errors import FileError
 from kullback.io.parquet import batches_of, open_parquet
-from kullback.io.top_k.rows import LARGEST_INDEX, Piece
-from kullback.io.top_k.source import TopKReader
+from kullback.io.source_files import FileReference
+from kullback.io.top_k.source import LARGEST_INDEX, Piece, TopKReader
 from kullback.partial_rows import PartialRows
-
-if TYPE_CHECKING:
-    from kullback.errors import FileError
-    from kullback.io.source_files import FileReference
 
 # JSON is decoded one record at a time, and a decoded record takes about ten times the size of its JSON.
 LONGEST_RECORD = 1 << 28

@@ -9,11 +9,12 @@ From logits of a few classes, only the log-probabilities among these classes are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +23,17 @@ from torch.nn.functional import pad
 from kullback.common.dtypes import dtype_name
 from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL
-from kullback.io.arrays import BytesReader, is_dense, load_tensors
-from kullback.io.safetensors_file import METADATA, safetensors_header, tensor_layout
+from kullback.io.arrays import (
+    METADATA,
+    BytesReader,
+    is_dense,
+    load_tensors,
+    safetensors_header,
+    tensor_layout,
+)
 from kullback.io.source_files import FileReference, closed_on_error
-from kullback.io.top_k.rows import Piece
-from kullback.io.top_k.source import TopKReader
+from kullback.io.top_k.source import Piece, TopKReader
 from kullback.partial_rows import PartialRows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 @by_name()
@@ -64,7 +66,7 @@ PIECE_BYTES = 1 << 24
 
 
 class Column(NamedTuple):
-    """A tensor in a file or in memory, viewed as one long column, from which `read` copies elements."""
+    """A tensor in a file or in memory, viewed as one long column. `read` copies elements of the column."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -69,7 +69,7 @@ def open_top_k(
 ) -> TopKSource:
     """Open log-probabilities of the most probable tokens, which inference servers return and distillation tools store.
 
-    | format | what it is | the true token |
+    | format | records | the true token |
     |---|---|---|
     | ``vllm`` | `RequestOutput` objects with `prompt_logprobs`; responses of the server, with `prompt_logprobs` | yes |
     | ``sglang`` | responses of ``/generate`` with `return_logprob` and `top_logprobs_num` | yes |
@@ -83,7 +83,7 @@ def open_top_k(
     Responses are the original objects, decoded JSON, or a file. A ``.json`` file has a response or a list of responses.
     A ``.jsonl`` file has one response in each line, and is read line by line. Reading checks the values. Natural
     log-probabilities must be at most 0, and each token must occur once at a position. Probabilities must sum to at most
-    1 (within 1e-4 for float32, in which servers compute; 1e-6 for float64).
+    1, within 1e-6 for float64. Servers compute in float32, so the limit for float32 is 1e-4.
 
     Arguments:
         source: a path, or the objects themselves.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C import _is_tracing  # pyright: ignore[reportPrivateUsage]  # torch.jit.is_tracing takes three times as long
 
 from kullback.kernels.codes import INTERFACE
-from kullback.kernels.first_derivative import define_first_derivative
+from kullback.kernels.row_operation import define_first_derivative
 
 _LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 
@@ -41,18 +41,14 @@ def missing() -> str | None:
 
 @cache
 def _register_shapes() -> None:
-    """Register the operators' shape functions for torch.compile. The cache makes this happen once, because a second
-    registration would raise an error.
-    """
+    """Register the operators' shape functions for torch.compile, once: a second registration would raise."""
     for name in ("value_and_gradient", "kl_terms"):
         # These operators write all results to their arguments and return nothing, so the shape functions return None.
         torch.library.register_fake(f"kullback::{name}")(lambda *_: None)
 
 
 def is_available() -> bool:
-    """Return whether the operators can be called. They cannot be called under ``torch.jit.trace``, which stores sizes
-    as constants.
-    """
+    """Return whether the operators can be called; not under ``torch.jit.trace``, which stores sizes."""
     return not _is_tracing() and missing() is None
 
 
@@ -61,9 +57,7 @@ is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[r
 
 
 def empty_like(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a contiguous empty tensor of the shape of `x`. On the CPU, its memory is in large pages, which are faster
-    to allocate.
-    """
+    """Return an empty contiguous tensor of the shape of `x`; on the CPU in large pages, which are faster."""
     memory = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
     if x.is_cpu and is_available():
         torch.ops.kullback.ask_for_large_pages.default(memory)

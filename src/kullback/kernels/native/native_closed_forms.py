@@ -31,12 +31,8 @@ _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 
 
 class Form(NamedTuple):
-    """A closed form: the name of its operator, the codes that are the operator's first arguments, and a reference in
-    plain torch.
-
-    If the operator computes no derivatives, `gradients` is a function in plain torch. The function takes the parameters
-    and the gradient of the values, and returns the gradients of the parameters. If its result would lose digits, the
-    function returns None, and the reference computes the gradients.
+    """A closed form: its operator, the operator's first arguments, and a reference in plain torch. `gradients` replaces
+    missing derivatives of the operator; it returns None where it would lose digits, and the reference is used.
     """
 
     operator: Operator
@@ -46,9 +42,7 @@ class Form(NamedTuple):
 
 
 def required_gradients(parameters: Parameters) -> list[bool] | None:
-    """Return a list that says for each parameter whether it requires a gradient. Return None if the kernels do not
-    support the parameters.
-    """
+    """Return which parameters require a gradient, or None if the kernels do not support the parameters."""
     dtype = parameters[0].dtype
     if dtype not in _DTYPES:
         return None
@@ -86,9 +80,7 @@ class _DeclinedError(Exception):
 def _compute(
     form: Form, parameters: Parameters, required: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return two results: the divergences, and a list with the derivatives with respect to each parameter, None where
-    `required` is False.
-    """
+    """Return the divergences, and the derivative by each parameter, None where `required` is False."""
     first = parameters[0]
     if not first.is_contiguous():
         first = torch.empty(first.shape, dtype=first.dtype, device="cpu")
@@ -136,9 +128,7 @@ def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """The autograd function of the kernels. The context stores the derivatives of the values until the first backward
-    pass.
-    """
+    """The autograd function of the kernels. It keeps the derivatives until the first backward pass."""
 
     @staticmethod
     def forward(ctx: Any, form: Form, required: list[bool], *parameters: Tensor) -> Tensor:

@@ -94,11 +94,8 @@ def weighted_total(
 
 
 def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors. The first tensor, shape (rows, 1), has the sums of the terms over the classes of `p` and
-    `q`. The other tensors, shape (rows, 3), are the `PartSums` (csrc/logits/task.h) of P and of Q over these classes.
-
-    Each row of `whole` has the ten numbers of a `WholeRow` (csrc/logits/task.h), which describe the row over the
-    classes of all ranks. The kernel ignores the `PartSums` among these numbers.
+    """Return the sums of the terms over these classes, shape (rows, 1), and the `PartSums` of P and of Q, shape (rows,
+    3). Each row of `whole` is a `WholeRow` of all ranks' classes (csrc/logits/task.h); its own `PartSums` are ignored.
     """
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device="cpu")
@@ -116,10 +113,8 @@ def gradients_of_part(
     weights: Weights,
     results: Sequence[Tensor | None],
 ) -> None:
-    """Write the gradients with respect to the logits `p` and `q` of some classes to `results`, in float64 or the
-    logits' dtype.
-
-    The result for P may be `p` itself or share memory with `q`. The result for Q may be `q` or share memory with `p`.
+    """Write the gradients by the logits of some classes to `results`, in float64 or the logits' dtype. The result for
+    one side may be that side's logits, or share memory with the other side's.
     """
     written = [
         x
@@ -143,9 +138,7 @@ def _run(
     whole: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Call the operator. The operator writes to the four `results`: the values, the total, P's gradient and Q's
-    gradient.
-    """
+    """Call the operator, which writes the `results`: the values, the total, P's gradient and Q's gradient."""
     labels = rows.labels
     code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
     if swapped:

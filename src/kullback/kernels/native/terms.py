@@ -35,11 +35,7 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
 def compute(
     log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, required: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return three results. The first result has the terms or, if `divisor` is given, their sum divided by `divisor`.
-    The other results are the gradients of this quotient with respect to `log_q` and to `target`.
-
-    A gradient is None if it is not required, or if there is no divisor.
-    """
+    """Return the terms, or their sum divided by `divisor` and the wanted gradients of that quotient."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     if divisor is None:
@@ -63,9 +59,7 @@ def gradients(
     grad: Tensor,
     required: tuple[bool, bool],
 ) -> list[Tensor | None]:
-    """Return the gradients with respect to `log_q` and to `target`, None where not required. `grad` is the gradient of
-    the loss with respect to the result of `compute`.
-    """
+    """Return the wanted gradients. `grad` is the gradient of the loss by the result of `compute`."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     results = _places(log_q, required, room)
@@ -75,10 +69,8 @@ def gradients(
 
 
 def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return two results. The first result has the logarithms of `target`, or is None if `target` contains logarithms.
-    The second result is the same tensor if results may overwrite it, else None.
-
-    The logarithms are computed by torch, so that the terms are exactly 0 for `log_q = target.log()`.
+    """Return the logarithms of `target` (None if it has logarithms), and the same tensor if results may overwrite it.
+    torch computes them, so that the terms are exactly 0 for `log_q = target.log()`.
     """
     if log_target:
         return None, None
@@ -89,9 +81,7 @@ def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor
 
 
 def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
-    """Return a list with an empty tensor for each required gradient, and None for the others. If `room` is a tensor,
-    the first gradient uses it.
-    """
+    """Return an empty tensor for each required gradient; the first one is `room`, if that is a tensor."""
     places: list[Tensor | None] = [None, None]
     for i, need in enumerate(required):
         if need:
@@ -100,11 +90,8 @@ def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> 
 
 
 def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
-    """Return KL between the normalized rows of `p` and `q`, which have shape (..., classes). The result is in float64.
-
-    The result is None if the kernel does not support the arguments: tensors that need derivatives, and dtypes other
-    than float32 and float64. The result is None also if a row is not a distribution, or if its sum differs from 1 by
-    more than `tolerance`.
+    """Return KL between the normalized rows of `p` and `q`, in float64; None if the kernel does not support them
+    (derivatives, other dtypes), or a row is no distribution or its sum differs from 1 by more than `tolerance`.
     """
     if not (
         serves(p, q)

@@ -1,6 +1,4 @@
-"""The forms of the terms that the GPU kernel knows: the divergences of `DivergenceCode`, and special cases of a
-mixture.
-"""
+"""The forms of the terms in the GPU kernel: the divergences of `DivergenceCode`, and special cases of a mixture."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ class Form(IntEnum):
 
 
 def form_of(code: int, numbers: Sequence[float]) -> Form | None:
-    """Return the form of the terms of a divergence with these arguments (see `kernel_arguments`). Return None for two
-    weighted mixtures that are not those of a Jensen-Shannon divergence, because the kernel's derivatives need that.
+    """Return the form of the terms of a divergence with these arguments (see `kernel_arguments`). The kernel supports
+    two weighted mixtures only if they are a Jensen-Shannon divergence. Otherwise, the result is None.
     """
     if code != DivergenceCode.MIXTURE:
         return Form(code)

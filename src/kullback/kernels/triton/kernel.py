@@ -1,13 +1,15 @@
-"""The GPU kernel that computes the divergence of a row of logits of P and of Q, and its gradients; `triton_rows`
-launches it.
+"""The GPU kernels that compute the divergence of a row of logits of P and of Q, and its gradients; `triton_rows`
+launches them.
 
 One program computes one row. The first sweep over the classes computes the normalization of both sides. The second
-sweep computes the value, and a third sweep the gradient if the gradient needs a sum over the row. Each sweep goes
-through the row in the direction opposite to the sweep before, so that it starts with logits that may still be in the
-cache.
+sweep computes the value, and a third sweep the gradient if the gradient needs a sum over the row. Sweeps alternate in
+direction, so each sweep starts with logits that may still be in the cache.
 
 A tile has the shape (vectors, classes of a vector). A thread loads a vector at once, so maxima and sums along a vector
 need no other thread.
+
+The last two kernels compute divergences and gradients from some of the classes, whose peaks and sums over all classes
+are known. The docstring of `kullback.parallel.combine` has the formulas.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.
@@ -33,7 +35,7 @@ from kullback.kernels.triton.kernel_terms import (
     wide_power_term,
 )
 
-# A logit below every logit that has mass, from which -inf can be subtracted.
+# A finite logit below every logit that has mass. Subtracting -inf from it gives no NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 # If the largest logits of P and of Q differ by at most this number, the difference of two logits loses few digits (see
 # csrc/logits/rows.h).
@@ -310,8 +312,9 @@ def _log1p(x):
 @triton.jit
 def _renyi(value, sums, unit, state, numbers):
     """Return Renyi's divergence from the power divergence `value`, the factors of its derivatives with respect to P and
-    Q, their sums, and three numbers that describe the derivatives: whether they are the affinities divided by their
-    sum, the inverse of this sum, and the logarithm of its unit. Otherwise, they are those of the power divergence.
+    Q, their sums, and three numbers that describe the derivatives. The first is whether the derivatives are the
+    affinities divided by their sum. If not, they equal the derivatives of the power divergence. The others are the
+    inverse of the sum and the logarithm of its unit.
     """
     weight, order, _, exponent, _, _ = numbers
     change = value * order * exponent  # the sum of the affinities minus 1
@@ -373,8 +376,8 @@ def row_kernel(
 
     `scale` multiplies the logits, and `scale_2` is `scale` divided by log 2. `EARLY` means that only one gradient is
     wanted and that this gradient needs no sum over the row. The sweep for the value then also writes this gradient.
-    `SHIFTED` means that the columns' strides are 1, and that in each row the first classes of all tensors have the same
-    offset from an aligned address. The tiles then start at that address, before the first class.
+    `SHIFTED` means that the columns' strides are 1, and that the rows of all tensors start at the same offset from an
+    aligned address. The tiles then start at that address, before the first class.
     """
     row_number = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     start_p, start_q = row_number * p_row, row_number * q_row
@@ -429,3 +432,96 @@ def row_kernel(
             values + row_number, sides, outs, span, masses, ratio, low, numbers, factor, is_valid, sums, unit, state,
             FORM, WANT_P, WANT_Q, EARLY, False, TILE, VECTOR, SHIFTED,
         )  # fmt: skip
+
+
+@triton.jit
+def _row_of_whole(whole, scale, scale_2):
+    """Return the results of `_row_of` for the ten numbers of a `WholeRow` (csrc/logits/task.h)."""
+    peak_p, peak_q = tl.load(whole).to(tl.float32), tl.load(whole + 5).to(tl.float32)
+    return _row_of(peak_p, peak_q, tl.load(whole + 1), tl.load(whole + 6), scale, scale_2)
+
+
+@triton.jit
+def _absorb_sums(mass, by, others, top, rest):
+    """Return the sums of a `PartSums` (csrc/logits/task.h) for each vector, including the next tile."""
+    is_top = mass > 0.5
+    others += tl.sum(tl.where(is_top, 0.0, by), axis=1)
+    top += tl.sum(tl.where(is_top, by, 0.0), axis=1)
+    rest += tl.sum(tl.where(is_top, 0.0, mass), axis=1)
+    return others, top, rest
+
+
+@triton.jit
+def part_values_kernel(
+    p, q, whole, values, sums, p_row, p_column, q_row, q_column,
+    classes, scale, scale_2, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
+    FORM: tl.constexpr, TILE: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Write the sum of the terms of one row's classes to `values`, and the `PartSums` of P and of Q to `sums`."""
+    number = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
+    sides = p + number * p_row, p_column, q + number * q_row, q_column
+    numbers = weight_p, share_p, rest_p, weight_q, share_q, rest_q
+    masses, ratio, low, is_valid = _row_of_whole(whole + number * 10, scale, scale_2)
+    span = 0, classes, tl.cdiv(classes, TILE * VECTOR)
+    zeros = tl.zeros((TILE,), tl.float32)
+    terms, others_p, top_p, mass_p, others_q, top_q, mass_q = zeros, zeros, zeros, zeros, zeros, zeros, zeros
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, False)
+        x, y, results = _terms(a, b, masses, ratio, low, numbers, FORM, False)
+        term, by_p, by_q, _difference, _affinity, _state = results
+        terms += tl.sum(term, axis=1)
+        others_p, top_p, mass_p = _absorb_sums(x, by_p, others_p, top_p, mass_p)
+        others_q, top_q, mass_q = _absorb_sums(y, by_q, others_q, top_q, mass_q)
+    # If the row is valid, NaN is the product of a mass of P that underflows to 0 and an infinite log-ratio.
+    value = _total(terms)
+    value = tl.where(value == value, value, float("inf"))  # noqa: PLR0124 - only NaN differs from itself
+    tl.store(values + number, tl.where(is_valid, value, float("nan")))
+    sums += number * 6
+    tl.store(sums, _total(others_p))
+    tl.store(sums + 1, _total(top_p))
+    tl.store(sums + 2, _total(mass_p))
+    tl.store(sums + 3, _total(others_q))
+    tl.store(sums + 4, _total(top_q))
+    tl.store(sums + 5, _total(mass_q))
+
+
+@triton.jit
+def _gradient(mass, by, side):
+    """Return a tile of the derivatives with respect to the logits times T, from a side's three sums over all classes,
+    which are at `side`.
+    """
+    others, top, rest = tl.load(side), tl.load(side + 1), tl.load(side + 2)
+    total = others + top
+    # At the class with more than half of the mass, the difference would cancel.
+    at_top = (-(others - rest * total)).to(tl.float32)
+    return tl.where(mass > 0.5, at_top, tl.fma(-mass, total.to(tl.float32), by))
+
+
+@triton.jit
+def part_gradients_kernel(
+    p, q, whole, weights, out_p, out_q, p_row, p_column, q_row, q_column, out_p_row, out_p_column, out_q_row,
+    out_q_column, classes, scale, scale_2, weight_p, share_p, rest_p, weight_q, share_q, rest_q,
+    FORM: tl.constexpr, WEIGHTED: tl.constexpr, WANT_P: tl.constexpr, WANT_Q: tl.constexpr, TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Write the wanted gradients of one row with respect to the logits of these classes."""
+    number = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
+    sides = p + number * p_row, p_column, q + number * q_row, q_column
+    out_p += number * out_p_row
+    out_q += number * out_q_row
+    whole += number * 10
+    numbers = weight_p, share_p, rest_p, weight_q, share_q, rest_q
+    masses, ratio, low, is_valid = _row_of_whole(whole, scale, scale_2)
+    span = 0, classes, tl.cdiv(classes, TILE * VECTOR)
+    factor = scale
+    if WEIGHTED:
+        factor = (scale * tl.load(weights + number)).to(tl.float32)
+    factor = tl.where(is_valid | (factor == 0.0), factor, float("nan"))
+    for i in range(span[2]):
+        a, b = _load(sides, i, span, TILE, VECTOR, False)
+        x, y, results = _terms(a, b, masses, ratio, low, numbers, FORM, False)
+        _term, by_p, by_q, _difference, _affinity, _state = results
+        if WANT_P:
+            _store(out_p, i, out_p_column, span, factor, _gradient(x, by_p, whole + 2), TILE, VECTOR, False)
+        if WANT_Q:
+            _store(out_q, i, out_q_column, span, factor, _gradient(y, by_q, whole + 7), TILE, VECTOR, False)

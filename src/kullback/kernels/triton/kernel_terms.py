@@ -1,5 +1,5 @@
-"""The term of one class in each divergence, for the GPU kernel, and the term's derivatives with respect to log p and
-log q, as in csrc/logits/terms.h and csrc/logits/power.h.
+"""The term of one class in each divergence and its derivatives with respect to log p and log q, for the GPU kernel (as
+in csrc/logits/terms.h and csrc/logits/power.h).
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
 the terms are power series in d. Elsewhere the terms are computed from p and q. The log-ratio d is NaN where neither P
@@ -92,7 +92,7 @@ def _kl_term(p, q, d):
 @triton.jit
 def _log1p(y, w):
     """Return log(1 + y) from y and w = 1 + y > 0, each to full relative precision."""
-    # w = 2^n (1 + f) with 2/3 <= 1 + f < 4/3; log(1 + f) is log((1 + s) / (1 - s)) with s = f / (2 + f).
+    # Let w = 2^n (1 + f) with 2/3 <= 1 + f < 4/3. Then log(1 + f) is log((1 + s) / (1 - s)) with s = f / (2 + f).
     bits = w.to(tl.int32, bitcast=True)
     n = (bits - 0x3F2AAAAB) >> 23
     f = tl.where(n == 0, y, (bits - (n << 23)).to(tl.float32, bitcast=True) - 1.0)
@@ -107,8 +107,8 @@ def _log1p(y, w):
 
 @triton.jit
 def _mixed(p, q, d, share, rest):
-    """Return the term of KL(P || share P + rest Q) for 0 < share < 1, x = log(p / mixture), the mixture divided by p,
-    the last number minus 1, and q - p.
+    """Return the term of KL(P || share P + rest Q) for 0 < share < 1, x = log(p / mixture), w = mixture / p, w - 1, and
+    q - p.
     """
     bounded = tl.where(d > -80.0, d, -80.0)  # beyond, p is too small to change the sum
     near = tl.abs(d) < 0.7
@@ -117,7 +117,7 @@ def _mixed(p, q, d, share, rest):
     difference = tl.where(near, p * expm1, q - p)
     y, w = rest * expm1, tl.fma(rest, power, share)
     x = -_log1p(y, w)
-    # In both forms, the error of a mass or of the power hardly counts.
+    # In both forms, the error of a mass or of the power is negligible.
     far = tl.where(d > -16.0, p * (y + x), tl.fma(p, x, rest * difference))
     term = tl.where(tl.abs(x) < 0.7, p * expm1_minus_x(-x), far)
     return term, x, w, y, difference
@@ -127,8 +127,8 @@ def _mixed(p, q, d, share, rest):
 def _even_term(p, q, d):
     """Return the term of (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2, its derivatives, and q - p.
 
-    With a = |p - q| / (p + q) = tanh(|d| / 2) = (1 - e^-|d|) / (1 + e^-|d|), the logarithms of the masses divided by
-    the mixture are log(1 + a) and log(1 - a) = log(1 + a) - |d|. The polynomials are the Chebyshev fits of
+    Let a = |p - q| / (p + q) = tanh(|d| / 2) = (1 - e^-|d|) / (1 + e^-|d|). The logarithms of the masses divided by the
+    mixture are log(1 + a) and log(1 - a) = log(1 + a) - |d|. The polynomials are the Chebyshev fits of
     csrc/logits/terms.h.
     """
     size = tl.where(tl.abs(d) < 1e30, tl.abs(d), 1e30)
@@ -186,8 +186,8 @@ def _power_series(x, order):
 
 @triton.jit
 def _power_term(p, q, d, order, exponent):
-    """Return the term of the power divergence, its derivatives, q - p, the affinity p^order q^-exponent, and a state: 1
-    if the row needs the range of float64, else 0. A class that makes the value infinite has state 1, too.
+    """Return the term of the power divergence, its derivatives, q - p, the affinity p^order q^-exponent, and a state.
+    The state is 1 if the row needs the range of float64, or if the class makes the value infinite. Otherwise, it is 0.
     """
     log_power = exponent * d
     power = tl.exp2(tl.where(log_power < 80.0, log_power, 80.0) * _LOG2_E)
@@ -262,7 +262,7 @@ def term_of(p, q, d, numbers, FORM: tl.constexpr):
         ratio_minus_1 = -y * inverse(w)  # p / mixture - 1
         term, by_p = weight_p * term, weight_p * p * tl.fma(-share_p, ratio_minus_1, x)
         by_q = -weight_p * rest_p * q * ratio_minus_1
-    elif FORM == MIXTURE:  # the two sides have one mixture, in which the derivatives of its logarithm cancel
+    elif FORM == MIXTURE:  # both sides have one mixture, and the derivatives of its logarithm cancel
         term_p, x, _, _, difference = _mixed(p, q, d, share_p, rest_p)
         term_q, y, _, _, _ = _mixed(q, p, -d, share_q, rest_q)
         term, by_p, by_q = tl.fma(weight_p, term_p, weight_q * term_q), weight_p * p * x, weight_q * q * y

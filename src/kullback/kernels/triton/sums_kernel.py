@@ -3,7 +3,7 @@ few entries of the result; `triton_sums` launches them.
 
 At temperature T, the exponential of a logit x is 2^((x - point) / T log2(e)). The point, such as the row's largest
 logit, is subtracted first, because the difference has more correct digits than the logit. The factor log2(e) / T is the
-sum of two float32 numbers, `high` and `low`, and `low` is positive: a logit of -inf then has exponential 0, not NaN.
+sum of two float32 numbers, `high` and `low`. `low` is positive, so a logit of -inf has exponential 0 and not NaN.
 """
 
 # Triton's language has no types, so the type checker cannot check a kernel's operators.
@@ -125,8 +125,8 @@ def entries_kernel(
     """Overwrite entries of one row of `out`: the entry of a class becomes its number in `values` plus the sum of its
     numbers in `added`.
 
-    `classes`, `values` and `added` have `count` numbers for each row. A class may stand there several times, with the
-    same number in `values`. A negative class is padding.
+    `classes`, `values` and `added` have `count` numbers for each row. `classes` may have a class several times, with
+    the same number in `values`. A negative class is padding.
     """
     row = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     out += row * out_row

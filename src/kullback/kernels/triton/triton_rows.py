@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels.first_derivative import define_first_derivative
+from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
+from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import Evaluation, Wanted, Weights
+from kullback.kernels.row_operation import Evaluation, Wanted, Weights, define_first_derivative
 from kullback.kernels.triton import available, triton_sums
 from kullback.kernels.triton.forms import Form, form_of
 
@@ -38,17 +39,15 @@ DTYPES = available.DTYPES
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
 _LOG2_E = 1 / math.log(2)
-# In the pair of a divergence, the first entry says whether the gradient with respect to P needs no sum over the row.
-# The second entry says the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
+# In the pair of a divergence, the first entry is True if the gradient with respect to P needs no sum over the row. The
+# second entry is the same for Q. If only such a gradient is wanted, the sweep that computes the value also writes
 # the gradient.
 _EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
 
 
 class Launch(NamedTuple):
-    """The number of warps of a program, and the number of vectors of a tile: one for each thread.
-
-    A thread must not load a logit after another thread has overwritten the logit with a gradient. If a tile had fewer
-    vectors than the program has threads, Triton would give the same vector to several threads.
+    """The number of warps, and of vectors in a tile: one for each thread. With fewer vectors, Triton would give one to
+    several threads, and one might load a logit that another has overwritten.
     """
 
     warps: int
@@ -69,11 +68,8 @@ def missing() -> str | None:
 
 @cache
 def _define_operator() -> torch.library.Library:
-    """Define the operator that launches the kernel in compiled graphs, and return the library that contains it. The
-    cache keeps the library in memory.
-
-    The kernel writes all results to arguments, so the operator returns nothing. torch.compile does not look into the
-    operator. Otherwise it would pass Python's floats to the kernel in float64, before torch 2.15.
+    """Define the operator for compiled graphs, and return its library, which the cache keeps. It writes all results to
+    arguments. Without an operator, torch.compile would pass Python's floats in float64, before torch 2.15.
     """
     library = torch.library.Library("kullback", "FRAGMENT")
     library.define(
@@ -112,6 +108,11 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
     )
 
 
+def serves_part(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Return whether `values_of_part` supports these rows. Powers may need a sweep in float64, which it lacks."""
+    return serves(kind, p, q) and cast(Arguments, arguments_of(kind)).code <= DivergenceCode.MIXTURE
+
+
 def value_and_gradient(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
 ) -> Evaluation:
@@ -147,10 +148,8 @@ def _run(
     scale: float,
     gradients: list[Tensor | None],
 ) -> Tensor:
-    """Launch the kernel, which writes the gradients to the tensors in `gradients`. Return the values of the rows in
-    float64.
-
-    Labels need another pass over the logits and, if the gradient overwrites Q's logits, a copy of these logits.
+    """Return the rows' values in float64; the kernel writes `gradients`. Labels need another pass over the logits and,
+    if the gradient overwrites Q's logits, a copy of these logits.
     """
     labels = divergence.labels
     if labels is not None:
@@ -214,9 +213,7 @@ class Program(NamedTuple):
 
 
 def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temperature: float) -> Program:
-    """Return the arguments for a divergence of the logits `p` and `q`, whose code and numbers are those of
-    `kernel_arguments`.
-    """
+    """Return the arguments for a divergence with the code and numbers of `kernel_arguments`."""
     weight_p, share_p, weight_q, share_q = map(float, numbers)  # Triton would make an integer of 1 a constant
     shares = (weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q)
     vector = 16 // max(p.dtype.itemsize, q.dtype.itemsize)
@@ -229,15 +226,65 @@ def program_of(p: Tensor, q: Tensor, code: int, numbers: Sequence[float], temper
     return Program([p.shape[1], 1 / temperature, _LOG2_E / temperature, *shares], constants)
 
 
-def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
-    """Return the shape of a program that computes rows of so many classes.
+def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of `native_rows.values_of_part`."""
+    values = torch.empty(p.shape[0], dtype=torch.float64, device=p.device)
+    sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device=p.device)
+    if len(values):
+        program = _program_of_part(rows, p, q)
+        strides = *p.stride(), *q.stride()
+        with torch.cuda.device_of(p):
+            _kernel().part_values_kernel[(len(values),)](
+                p, q, whole.contiguous(), values, sums, *strides, *program.numbers, **program.constants
+            )
+    return values.unsqueeze(-1), sums[:, :3], sums[:, 3:]
 
-    Arguments:
-        form: the form of the terms.
-        classes: the number of classes.
-        vector: the number of classes that a thread loads at once.
-        lanes: the number of threads in a warp.
-    """
+
+def gradients_of_part(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    whole: Tensor,
+    weights: Weights,
+    results: Sequence[Tensor | None],
+) -> None:
+    """Write the results of `native_rows.gradients_of_part` to `results`."""
+    if not len(p):
+        return
+    written = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if x is not None and may_overlap(x, other) else x
+        for x, other in zip(results, (q, p), strict=True)
+    ]
+    # Any valid pointer can take the place of a gradient that is not wanted.
+    outs = [y if x is None else x for x, y in zip(written, (p, q), strict=True)]
+    program = _program_of_part(rows, p, q)
+    weights = _in_float64(weights)
+    with torch.cuda.device_of(p):
+        _kernel().part_gradients_kernel[(len(p),)](
+            p,
+            q,
+            whole.contiguous(),
+            whole if weights is None else weights,
+            *outs,
+            *(stride for x in (p, q, *outs) for stride in x.stride()),
+            *program.numbers,
+            WEIGHTED=weights is not None,
+            WANT_P=written[0] is not None,
+            WANT_Q=written[1] is not None,
+            **program.constants,
+        )
+    for result, x in zip(results, written, strict=True):
+        if result is not None and x is not None and x is not result:
+            result.copy_(x)
+
+
+def _program_of_part(rows: RowDivergence, p: Tensor, q: Tensor) -> Program:
+    code, numbers, _ = cast(Arguments, arguments_of(rows.kind))
+    return program_of(p, q, code, numbers, rows.temperature)
+
+
+def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
+    """Return the shape of a program for rows of so many classes, with `vector` classes in each load of a thread."""
     vectors = 1 << (-(-classes // vector) - 1).bit_length()
     # A row in flight occupies the caches until its last sweep. If the rows are long, fewer and larger programs let more
     # of the logits stay there. Powers need more registers than the threads of a large program have.
@@ -253,9 +300,7 @@ def lanes_of(device: torch.device) -> int:
 
 
 def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
-    """Return whether the rows of all tensors start at the same offset from an aligned address, but not all rows at 0,
-    so that a program should start its tiles before the first class of the row.
-    """
+    """Return whether all rows start at one offset from an aligned address, not always 0, so that tiles start there."""
     rows, columns = zip(*(x.stride() for x in tensors), strict=True)
     offsets = {stride % vector for stride in rows}
     is_aligned = all(x.data_ptr() % 16 == 0 for x in tensors)

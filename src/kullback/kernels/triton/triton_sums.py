@@ -78,18 +78,15 @@ def log_sums(
 
 
 class Exponentials(NamedTuple):
-    """A multiple of the exponentials of each row: by * e^((logit - origin) / T - log_sum), which is `by` times the
-    softmax. All tensors have shape (rows,).
-    """
+    """by * e^((logit - origin) / T - log_sum): `by` times the softmax. All tensors have shape (rows,)."""
 
     origin: Tensor
     log_sum: Tensor
     by: Tensor
 
     def numbers(self, temperature: float) -> list[Tensor]:
-        """Return the point and the factor for the kernel, in float32. The point is the
-        logsumexp, rounded to float32; the factor is `by`, corrected for this rounding. If `by` is 0, so is the factor,
-        even if the other numbers are infinite or NaN.
+        """Return float32 numbers for the kernel: the rounded logsumexp, and `by`, corrected for this rounding. The
+        factor is 0 if `by` is, even if the other numbers are infinite or NaN.
         """
         point = (self.origin + temperature * self.log_sum).float()
         shift = (point - self.origin) / temperature - self.log_sum
@@ -97,12 +94,8 @@ class Exponentials(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The gradient's entries of some classes; they replace the kernel's results for these classes.
-
-    All tensors have shape (rows, k).
-
-    The entry of a class is its number in `values` plus the sum of its numbers in `added`, because a class may stand in
-    `classes` several times. A negative class is padding.
+    """The gradient's entries of some classes, which replace the kernel's, shape (rows, k). An entry is the number in
+    `values` plus all numbers of its class in `added`. A negative class is padding.
     """
 
     classes: Tensor
@@ -120,9 +113,7 @@ def write_exponentials(
     *,
     adds: bool = False,
 ) -> None:
-    """Write the exponentials, plus those `of_labels` at temperature 1, to `out`, and then the entries. `out` may be
-    `logits`. If `adds`, the exponentials are added to `out`.
-    """
+    """Write (or add, if `adds`) both exponentials to `out`, which may be `logits`, and then the entries."""
     rows, classes = logits.shape
     if rows == 0:
         return
@@ -167,10 +158,8 @@ def add_cross_entropies(
     scale: float,
     gradient: Tensor | None,
 ) -> Tensor:
-    """Return the mixed value of each row, and add the gradient of the cross-entropies to `gradient`.
-
-    `values` has the divergences of the rows, and `logits` are Q's logits. The gradient is multiplied by the rows'
-    weights and by `scale`.
+    """Return the mixed value of each row of divergences `values` and Q's `logits`, and add the gradient of the
+    cross-entropies, times the weights and `scale`, to `gradient`.
     """
     mixed = torch.empty_like(values)
     is_compiling = torch.compiler.is_compiling()
@@ -181,9 +170,7 @@ def add_cross_entropies(
 
 @cache
 def define_operator() -> torch.library.Library:
-    """Define the operator of `add_cross_entropies` in compiled graphs, and return the library that contains it. The
-    cache keeps the library in memory.
-    """
+    """Define `add_cross_entropies` for compiled graphs, and return the library, which the cache keeps."""
     library = torch.library.Library("kullback", "FRAGMENT")
     library.define(
         "triton_cross_entropies(Tensor values, Tensor logits, Tensor classes, float soft, float hard, Tensor? weights, "

@@ -22,10 +22,18 @@ from kullback.common.special import itakura_saito
 from kullback.pairs.clone import parameters_of
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import is_ordinary_call
-from kullback.pairs.numerics.cholesky import identity_like, solve_lower, without_expansion
-from kullback.pairs.numerics.factor_models import Whitened, as_factor_model, whitened_factors
+from kullback.pairs.numerics.cholesky import (
+    Whitened,
+    as_factor_model,
+    as_function_of,
+    identity_like,
+    plain_squares_below,
+    solve_lower,
+    squares_below,
+    whitened_factors,
+    without_expansion,
+)
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
-from kullback.pairs.numerics.triangular import as_function_of, plain_squares_below, squares_below
 
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""
@@ -37,7 +45,7 @@ _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
 # to be at most _SPREAD_OF_ESTIMATE times the estimate.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
-"""The largest accepted diagonal entry of the Cholesky factor of M = I + U^T U (see `factor_models`).
+"""The largest accepted diagonal entry of the Cholesky factor of M = I + U^T U (see `cholesky`).
 
 Products with the precision matrix then lose at most five digits.
 """
@@ -60,8 +68,8 @@ _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Full(NamedTuple):
     """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. `is_exact` says that the
-    user passed L.
+    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. If `is_exact`, the user
+    passed L.
     """
 
     mean: Tensor
@@ -128,8 +136,8 @@ def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
 def _error(sides: _Sides, value: Tensor) -> Tensor:
     """Return an estimate of the rounding error of KL.
 
-    Rounding changes a covariance by D R D, where D is the diagonal matrix of the standard deviations, and the entries
-    of R are small multiples of the machine epsilon. With the derivative G of KL with respect to the covariance, KL
+    Rounding changes a covariance by D R D. D is the diagonal matrix of the standard deviations, and the entries of R
+    are small multiples of the machine epsilon. With the derivative G of KL with respect to the covariance, KL
     changes by the sum over i and j of R_ij (D G D)_ij. Products with random vectors estimate the norm of D G D.
     """
     with torch.no_grad():
@@ -251,7 +259,7 @@ def _squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor
 def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
     """Return `_of_covariances` for Q's covariance W W^T + D and the Cholesky factor L of P's covariance.
 
-    With X = D^(-1/2) L, the trace is tr X^T (I - B B^T) X for B as in `factor_models`.
+    With X = D^(-1/2) L, the trace is tr X^T (I - B B^T) X for B as in `cholesky`.
     """
     root = _lower(p)
     own = root.diagonal(dim1=-2, dim2=-1) ** 2
@@ -261,7 +269,7 @@ def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
 
 
 def _explained(p: _Full, q: _LowRank) -> Tensor:
-    """Return |B^T D^(-1/2) L|^2 for L of P, and D and B of Q (see `factor_models`)."""
+    """Return |B^T D^(-1/2) L|^2 for L of P, and D and B of Q (see `cholesky`)."""
     directions = q.whitened.b_transposed() / q.deviations.unsqueeze(-2)
     return ((directions @ _lower(p)) ** 2).sum((-2, -1))
 
@@ -286,8 +294,8 @@ def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
 def _sides(p: Distribution, q: Distribution) -> _Sides | None:
     """Return the parameters of two normal distributions of many dimensions, at least one with a full covariance.
 
-    If both were made from precision matrices, and torch's Cholesky factors are not in float64, the first result has Q's
-    precision matrix, and the second result has P's. The formula of KL in these two matrices is the same as in the two
+    If both were made from precision matrices, and torch's Cholesky factors are not in float64, the precision matrices
+    of Q and of P are returned, in this order. The formula of KL in these two matrices is the same as in the two
     covariances (see `factors_of`). For any other pair, the result is None.
     """
     if p.event_shape != q.event_shape or len(p.event_shape) != 1 or p.event_shape[0] < LARGE_MATRIX:
@@ -304,7 +312,6 @@ def _sides(p: Distribution, q: Distribution) -> _Sides | None:
 
 
 def _do_broadcast(p: Distribution, q: Distribution) -> bool:
-    """Return whether the batch shapes of P and Q broadcast."""
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:

@@ -50,9 +50,10 @@ def wishart_rounding_error(p: Wishart, q: Wishart, value: Tensor) -> Tensor:
 def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     """Return KL from the KL of normal distributions with the same matrices, or None if terms of the sum cancel.
 
-    With K(c) = KL(N(0, V) || N(0, c W)), the scale matrices V and W, the degrees of freedom n and m, and d dimensions,
+    P and Q have the scale matrices V and W, the degrees of freedom n and m, and d dimensions. Let
+    K(c) = KL(N(0, V) || N(0, c W)). With sums over i from 0 to d - 1,
     KL = n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2))
-    + sum_i KL(Gamma((n - i) / 2, 1) || Gamma((m - i) / 2, 1)) over i from 0 to d - 1.
+    + sum_i KL(Gamma((n - i) / 2, 1) || Gamma((m - i) / 2, 1)).
     K(1) and K(4) are computed to full precision, unlike the difference of two log-determinants.
     """
     name_p, name_q, size = matrix_of(p), matrix_of(q), p.event_shape[0]
@@ -80,8 +81,8 @@ def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     less = n - m
     change = torch.sub(near, far, alpha=4) * (1 / 3) + size * (2 / 3 * _LOG_4 - 1 / 2)
     value = gammas.sum(-1).addcmul(n, near).addcmul(less, change)
-    # The sum of the positive terms and the sum of the negative terms of `less` * `change` are each below
-    # 2 |n - m| (K(1) + d), because K(4) <= K(1) + d log 2.
+    # The positive and the negative terms of `less` * `change` have sums below 2 |n - m| (K(1) + d), because
+    # K(4) <= K(1) + d log 2.
     least = less.detach().abs() * (near.detach() + size) * _LEAST_SHARE
     if n.requires_grad or m.requires_grad:
         least = torch.maximum(least, _LEAST_WITH_DERIVATIVE * n.detach())
@@ -97,9 +98,9 @@ def _by_scaled_normals(
 ) -> Tensor | None:
     """Return KL of float32 Wishart distributions from only one KL of normal distributions, which takes less time.
 
-    For the scale matrices V and W, the degrees of freedom n and m, and d dimensions,
+    P and Q have the scale matrices V and W, the degrees of freedom n and m, and d dimensions. No term is negative:
     KL = m KL(N(0, n V) || N(0, m W)) + sum_i KL(Gamma((n - i) / 2, n) || Gamma((m - i) / 2, m))
-    + d (d - 1) / 4 (m / n - 1 - log(m / n)) over i from 0 to d - 1, where no term is negative.
+    + d (d - 1) / 4 (m / n - 1 - log(m / n)) over i from 0 to d - 1.
     The products n V and m W of float32 numbers are exact in float64.
     """
     (mean, of_p, of_q), (n, m), (a, b) = matrices, df, halves
@@ -118,8 +119,8 @@ def _by_scaled_normals(
 def kl_wishart_wishart(p: Wishart, q: Wishart) -> Tensor:
     """Return KL of the Cholesky factors in Bartlett's decomposition: d gamma variables, and normals below the diagonal.
 
-    With the degrees of freedom n and m, the Cholesky factors L and K of the scale matrices of P and Q, M = K^-1 L,
-    x_i = m_ii^2, a_i = (n - i) / 2 and b_i = (m - i) / 2 for i from 0 to d - 1,
+    P and Q have the degrees of freedom n and m. L and K are the Cholesky factors of their scale matrices. Let
+    M = K^-1 L, x_i = m_ii^2, a_i = (n - i) / 2 and b_i = (m - i) / 2 for i from 0 to d - 1. Then
     KL = sum_i KL(Gamma(a_i, 1 / x_i) || Gamma(b_i, 1)) + i / 2 (x_i - 1 - log x_i)
     + n / 2 times the sum of the squares of M below the diagonal.
     On the theory of statistical regression (Bartlett, 1933)

@@ -1,7 +1,6 @@
 """Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
 
-The formulas for low-rank covariances are in `factor_models`, and the formulas for full covariances in `cholesky`, or
-in `large_normals` for many dimensions.
+The formulas for factors of covariances are in `cholesky`, or in `large_normals` for many dimensions.
 """
 
 from __future__ import annotations
@@ -36,20 +35,18 @@ from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,
+    FactorModel,
+    as_factor_model,
     covariance_of,
+    factor_model_of,
     factors_of,
     identity_like,
+    is_diagonal_normal,
     mixed_with_one,
     of_low_rank,
     of_root,
     relative,
     whitened,
-)
-from kullback.pairs.numerics.factor_models import (
-    FactorModel,
-    as_factor_model,
-    factor_model_of,
-    is_diagonal_normal,
     whitened_factors,
 )
 from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
@@ -454,8 +451,8 @@ def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
     """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha I + rest M M^T.
 
-    Here M = K^-1 L and v = K^-1 (m_P - m_Q), where L and K are the Cholesky factors of the covariances of P and Q, and
-    m_P and m_Q are the means. Let D(X) = (tr X X^T - d - log det X X^T) / 2 for d dimensions. Because
+    Here M = K^-1 L and v = K^-1 (m_P - m_Q). L and K are the Cholesky factors of the covariances of P and Q, and m_P
+    and m_Q are the means. Let D(X) = (tr X X^T - d - log det X X^T) / 2 for d dimensions. Because
     tr T T^T - d = rest (tr M M^T - d), the terms with logarithms are D(M) - D(T) / rest, the form used if M is near
     the identity. The result is None if M M^T is too large.
     """

@@ -1,4 +1,7 @@
-"""Reductions of a pair to other pairs, for Independent, equal transforms, and mixtures of classes."""
+"""Reductions of a pair to other pairs, for Independent, equal transforms, and mixtures of classes.
+
+Two reductions combine the results of C++ kernels: the shortcuts of Independent and LogisticNormal.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch.distributions import (
     Categorical,
     Distribution,
     Independent,
+    LogisticNormal,
     MixtureSameFamily,
     OneHotCategorical,
     TransformedDistribution,
@@ -32,7 +36,7 @@ from kullback.pairs.densities.maps import (
 )
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
-from kullback.pairs.registry import reduction
+from kullback.pairs.registry import fused_divergence, reduction, shortcut
 from kullback.results.estimate import Estimate
 
 SolvePair = Callable[[Distribution, Distribution], Estimate]
@@ -57,9 +61,25 @@ def kl_independent_independent(
     return Estimate(sum_of_dimensions(each.value, shared), error, each.method)
 
 
+@shortcut(Independent, Independent)
+def fused_sum_of_dimensions(p: Any, q: Any) -> Tensor | None:
+    """Return the sum of KL over the reinterpreted batch dimensions, or None if no shortcut supports P and Q."""
+    dimensions: int = p.reinterpreted_batch_ndims
+    if not dimensions or dimensions != q.reinterpreted_batch_ndims or p.event_shape != q.event_shape:
+        return None
+    value = fused_divergence(p.base_dist, q.base_dist)
+    return None if value is None else value.sum(tuple(range(-dimensions, 0)))
+
+
 def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
     rest = d.reinterpreted_batch_ndims - dimensions
     return Independent(d.base_dist, rest) if rest else d.base_dist
+
+
+@shortcut(LogisticNormal, LogisticNormal)
+def fused_kl_of_bases(p: Any, q: Any) -> Tensor | None:
+    """Return KL of the base distributions, or None if the transforms of P and Q differ."""
+    return fused_divergence(p.base_dist, q.base_dist) if p.transforms == q.transforms else None
 
 
 @reduction(TransformedDistribution, TransformedDistribution)

@@ -2,6 +2,9 @@
 
 A few draws, made once, give the center and the width. Values of log_prob far from the center give the decay of the
 tails. The quadrature checks that the density integrates to 1.
+
+The density of a transformed distribution is of this kind if the transform has no formula. Torch declares the codomain
+of the last transform as its support, but the image of the base distribution's support may be smaller.
 """
 
 from __future__ import annotations
@@ -10,17 +13,18 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, VonMises
+from torch.distributions import Distribution, VonMises, constraints
+from torch.distributions.transforms import Transform
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.pairs.clone import detached, unvalidated, upcast_copy
 from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, register_density
 from kullback.pairs.densities.integer import CategoricalDensity
-from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.sampling import DrawsFrom
 
 UNDERFLOWED = -746.0
 """The log-density that a distribution may return where its density is positive but underflows to 0."""
@@ -31,7 +35,7 @@ _DRAWS, _FEWEST = 257, 8
 # finite end, _NEAR are values of -log(distance / unit). The unit is |end|, or the interquartile range if the end is 0.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
-# _REACHES are the largest log-distances at which the density is evaluated. The square of e^200 does not overflow
+# The density is evaluated up to the log-distances _REACHES. The square of e^200 does not overflow
 # float64. The square of e^40 does not overflow float32; this distance is for users' classes that compute in float32.
 _REACHES = (200.0, 40.0)
 # _RESOLUTION is the smallest distance from an end at which the density is evaluated, relative to the end's absolute
@@ -102,7 +106,7 @@ def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:
 
 
 def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:
-    """Return the lower and the upper end of a distribution's support, each None if it is infinite."""
+    """Return the lower and the upper end of a distribution's support; an infinite end is None."""
     constraint = distribution.support
     constraint = getattr(constraint, "base_constraint", constraint)
     ends: list[Tensor | None] = []
@@ -327,3 +331,63 @@ def _of_all_values(d: Distribution) -> Density | None:
     shape = torch.Size([len(values), *[1] * len(d.batch_shape)])
     at = d.enumerate_support(expand=False).reshape(shape).expand(len(values), *d.batch_shape)
     return CategoricalDensity(upcast(d.log_prob(at)).movedim(0, -1))
+
+
+_ONE = torch.Size()
+
+Ends = tuple[Tensor | None, Tensor | None]
+
+
+def ends_after(ends: Ends, step: Transform) -> Ends | None:
+    """Return the ends of the image of an interval under a monotone transform, or None if they are not known."""
+    if torch.compiler.is_compiling():  # a compiled graph cannot read the values of the ends
+        return None
+    try:
+        falls = bool((tensor_of(step.sign) < 0).all())
+        rises = bool((tensor_of(step.sign) > 0).all())
+    except NotImplementedError:
+        return None
+    if step.domain.event_dim or not (falls or rises):
+        return None
+    images: list[Tensor | None] = []
+    for end, infinite in zip(ends, (-math.inf, math.inf), strict=True):
+        at = torch.full((), infinite, dtype=torch.float64, device="cpu") if end is None else end
+        try:
+            image = upcast(tensor_of(step(at)))
+        except (NotImplementedError, ValueError):  # torch's distribution functions raise at some points
+            return None
+        if bool(image.isnan().any()):
+            return None
+        images.append(None if bool(image.isinf().all()) else image)
+    return (images[1], images[0]) if falls else (images[0], images[1])
+
+
+class _Image(Distribution):
+    """A copy of a distribution with another support, for example the image of a transform instead of its codomain."""
+
+    def __init__(self, base: Distribution, support: Any) -> None:
+        self.base = unvalidated(base)
+        self._support = support
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self._support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.base.log_prob(value)
+
+    def sample(self, sample_shape: Any = _ONE) -> Tensor:
+        return self.base.sample(sample_shape)
+
+
+def density_on_image(d: Distribution, ends: Ends) -> Density:
+    """Return the density of a distribution from its log_prob, with these ends as its support."""
+    return black_box(_Image(d, interval_between(*ends)))
+
+
+def interval_between(low: Tensor | None, high: Tensor | None) -> constraints.Constraint:
+    """Return the constraint low < x < high. An end that is None is infinite."""
+    if low is None:
+        return constraints.real if high is None else constraints.less_than(high)
+    return constraints.greater_than(low) if high is None else constraints.interval(low, high)

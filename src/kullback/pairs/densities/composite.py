@@ -13,6 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.special import safe_log, safe_logsumexp
+from kullback.pairs.densities.black_box import density_on_image
 from kullback.pairs.densities.density import (
     Coordinate,
     Density,
@@ -22,7 +23,6 @@ from kullback.pairs.densities.density import (
     log_sum,
     register_density,
 )
-from kullback.pairs.densities.image import density_on_image
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.numerics.parameters import first_given, log_probs_of
 
@@ -142,7 +142,7 @@ class MixtureDensity(Density):
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
     def _own_coordinate(self, marks: Tensor) -> Tensor:
-        """Return points in the mixture's coordinate from `marks`, the same points in the components' coordinates."""
+        """Convert the points `marks` from the components' coordinates to the mixture's coordinate."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low, self.high))
         )
@@ -155,9 +155,9 @@ class MixtureOfIntegersDensity(MixtureDensity):
     integer: ClassVar[bool] = True
 
     @property
-    def smooth(self) -> bool:
+    def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the components' probabilities are smooth functions of x."""
-        return getattr(self.part, "smooth", True)
+        return self.part.smooth
 
     def coordinate(self) -> Coordinate:
         return self.part.coordinate()
@@ -180,7 +180,7 @@ class ZeroInflatedDensity(IntegerDensity):
     @property
     def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the probabilities of the integers above 0 are a smooth function of x."""
-        return getattr(self.part, "smooth", True)
+        return self.part.smooth
 
     @property
     def low(self) -> Tensor | None:
@@ -230,13 +230,9 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     # If `mapped` cannot select single components, only the mixture's log_prob is evaluated.
     if not part.is_splittable():
         low, high = part.low, part.high
-        return density_on_image(
-            d,
-            (
-                low if low is None or not low.ndim else low.amin(-1),
-                high if high is None or not high.ndim else high.amax(-1),
-            ),
-        )
+        low = low if low is None or not low.ndim else low.amin(-1)
+        high = high if high is None or not high.ndim else high.amax(-1)
+        return density_on_image(d, (low, high))
     return (MixtureOfIntegersDensity if part.integer else MixtureDensity)(log_weights_of(d), part)
 
 

@@ -163,7 +163,7 @@ class Tail(NamedTuple):
     """The decay of a density's tail: -log(mass beyond u) grows as coefficient y^power.
 
     Here u is |x| at an infinite end, and 1 / distance at a finite end. The variable y is the logarithm of u taken
-    `level` times: u at level 0, log u at level 1, log log u at level 2, and e^u at level -1. Tails u^-a have level 1,
+    `level` times: u, log u and log log u at the levels 0, 1 and 2, and e^u at level -1. Tails u^-a have level 1,
     and tails e^(-a u) have level 0. A map of x such as exp adds the same number to all levels, so that the comparison
     of two tails does not depend on the map. Unknown fields are NaN.
     """
@@ -196,6 +196,8 @@ class Density(ABC):
     """A univariate density; its fields are the parameters, which are float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
+    smooth: ClassVar[bool] = True
+    """Whether the probabilities of integers are a smooth function of x; otherwise a sum needs every term."""
     support: ClassVar[tuple[End, End]] = REAL
     """The ends of the support: numbers, names of parameters, or None for ends that `low` and `high` compute."""
     has_equal_tails: ClassVar[bool]
@@ -412,3 +414,27 @@ def densities_of(p: Distribution, q: Distribution) -> tuple[Density, Density] | 
     """Return the densities of P and Q, or None if one of them is unknown."""
     first, second = density_of(p), density_of(q)
     return None if first is None or second is None else (first, second)
+
+
+def log_one_plus_square(z: Tensor) -> Tensor:
+    """Return log(1 + z^2), which is finite even where z^2 overflows."""
+    size = z.abs()
+    large = size > 1e100
+    return torch.where(
+        large, 2 * torch.log(torch.where(large, size, 1)), torch.log1p(torch.where(large, 0, z) ** 2)
+    )
+
+
+@dataclass(frozen=True)
+class LocationScaleDensity(Density):
+    """A density of the form f(z) / scale for z = (x - loc) / scale, where f may have further parameters."""
+
+    loc: Tensor
+    scale: Tensor
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return self.loc, self.scale
+
+    def standard(self, at: Points) -> Tensor:
+        """Return (x - loc) / scale."""
+        return (at.x - self.loc) / self.scale

@@ -19,7 +19,7 @@ from kullback.common.special import HALF_LOG_2PI, polynomial
 from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.family import POSITIVE, End
 
-# _STIRLING are the coefficients of the error of Stirling's formula, which is used for x >= _LARGE:
+# _STIRLING has the coefficients of the error of Stirling's formula, for x >= _LARGE:
 # log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / (12 x) - 1 / (360 x^3) + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _LARGE = 16.0
@@ -55,9 +55,6 @@ class IntegerDensity(Density):
     """Probabilities of integers; `low` and `high` are the smallest and the largest integer with mass."""
 
     integer: ClassVar[bool] = True
-    smooth: ClassVar[bool] = True
-    """Whether the probabilities are a smooth function of x; otherwise a sum needs every term."""
-
     support: ClassVar[tuple[End, End]] = POSITIVE
 
     def coordinate(self) -> Coordinate:

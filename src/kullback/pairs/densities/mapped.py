@@ -18,8 +18,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of
 from kullback.common.special import HALF_LOG_2PI
-from kullback.pairs.densities.density import Coordinate, Density, Points, Tail
-from kullback.pairs.densities.location_scale import log_one_plus_square
+from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, log_one_plus_square
 
 # _FARTHEST is the largest |log f'(y)|, because the sum of a larger logarithm and a number near 1 keeps at most two
 # digits of the number.
@@ -81,7 +80,7 @@ class Increasing(NamedTuple):
         from_infinity: log(x - f(-inf)) and log(f(+inf) - x), from y.
         after: log |x - f(end)|, from log |y - end|, the end and y.
         before: log |y - end|, from log |x - f(end)|, the end, f(end) and y.
-        limits: f(-inf) and f(+inf), each None if it is infinite.
+        limits: f(-inf) and f(+inf); an infinite limit is None.
         growths: how f changes a tail at -inf and at +inf.
         keeps_coordinate: whether y is the `Coordinate` of x, such as y = log x for x = e^y.
     """
@@ -496,11 +495,8 @@ def _distribution_function(
 ) -> Increasing:
     """Return the distribution function of a standard distribution that is symmetric about 0.
 
-    Arguments:
-        log_mass: the logarithm of the mass below y.
-        quantile: the quantile y of a mass of at most 1/2, from the logarithm of the mass.
-        log_density: the logarithm of the density at y.
-        growth: how the function changes a tail at either end.
+    `log_mass` is the logarithm of the mass below y, `quantile` is the quantile of a mass of at most 1/2, from the
+    logarithm of the mass, and `growth` says how the function changes a tail at either end.
     """
 
     def inverse(log_below: Tensor, log_above: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 The elementary steps are affine maps, exp, sigmoid, softplus, the distribution functions of the standard normal,
 Laplace and Cauchy distributions, and the inverses of all these. Any other transform is a single step. Transforms that
 are the same function have the same steps, for example tanh and 2 sigmoid(2 y) - 1.
+
+`plain_form` removes needless wrappers and transforms: an affine transform of a Normal becomes a Normal.
 """
 
 from __future__ import annotations
@@ -12,9 +14,16 @@ from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, LogNormal, TransformedDistribution
-from torch.distributions.transforms import (
+from torch.distributions import (
     AffineTransform,
+    Distribution,
+    Independent,
+    LogNormal,
+    MixtureSameFamily,
+    TransformedDistribution,
+    Uniform,
+)
+from torch.distributions.transforms import (
     CatTransform,
     ComposeTransform,
     CumulativeDistributionTransform,
@@ -30,7 +39,8 @@ from torch.distributions.transforms import (
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
-from kullback.pairs.density_overrides import overrides
+from kullback.pairs.densities.density import density_of
+from kullback.pairs.density_overrides import overrides, overrides_density
 from kullback.pairs.family import FAMILIES
 from kullback.pairs.numerics.parameters import (
     are_equal,
@@ -39,6 +49,7 @@ from kullback.pairs.numerics.parameters import (
     is_whole_graph,
     outside_of_graphs,
 )
+from kullback.pairs.registry import is_plain
 from kullback.pairs.torch_registry import is_of_torch
 
 # _ROUNDING bounds the relative rounding error of a product of a few numbers.
@@ -82,12 +93,9 @@ def base_and_steps(d: TransformedDistribution) -> tuple[Distribution, list[Trans
         base, maps = base.base_dist, [*base.transforms, *maps]
     dtype = dtype_of(d)
     steps = steps_of(maps, dtype)
-    if (
-        type(base) is LogNormal
-        and steps
-        and len(shorter := steps_of([ExpTransform(), *maps], dtype)) < len(steps)
-    ):
-        return base.base_dist, shorter
+    if type(base) is LogNormal and steps:
+        shorter = steps_of([ExpTransform(), *maps], dtype)
+        return (base.base_dist, shorter) if len(shorter) < len(steps) else (base, steps)
     return base, steps
 
 
@@ -129,12 +137,8 @@ def is_elementwise(steps: Iterable[Transform]) -> bool:
 def _without_round_trips(steps: Iterable[Transform]) -> list[Transform]:
     kept: list[Transform] = []
     for step in steps:
-        if (
-            kept
-            and kept[-1].bijective
-            and same_maps(kept[-1].inv, step)
-            and not move_apart(kept[-1].inv, step)
-        ):
+        back = kept[-1].inv if kept and kept[-1].bijective else None
+        if back is not None and same_maps(back, step) and not move_apart(back, step):
             kept.pop()
             continue
         kept += [step]
@@ -402,3 +406,90 @@ def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
 def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
     """Return the distribution of a draw from `base` after the maps `steps`, or `base` itself if there are no steps."""
     return TransformedDistribution(base, steps, validate_args=False) if steps else base
+
+
+def plain_form(d: Distribution) -> Distribution:
+    """Return the same distribution with fewer wrappers and transforms, or `d` itself if none can be removed."""
+    if is_plain(type(d)) or overrides_density(d):
+        return d
+    if isinstance(d, Independent):
+        return _of_independent(d)
+    if is_map(d):
+        return _of_map(d)
+    if isinstance(d, MixtureSameFamily):
+        parts = plain_form(d.component_distribution)
+        if parts is not d.component_distribution:
+            return MixtureSameFamily(d.mixture_distribution, parts, validate_args=False)
+    return d
+
+
+def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution] | None:
+    """Return P and Q after undoing a transform of P or Q that maps the real line onto a part of it, such as exp.
+
+    The transforms after it are undone too. If neither P nor Q has such a transform, the result is None.
+
+    A transform such as exp brings an infinite end close to 0, where float64 cannot resolve the mass of a slowly falling
+    tail. Undoing the transform does not change the divergence, and float64 resolves this mass on the whole line.
+    """
+    for side, other in ((p, q), (q, p)):
+        if not is_map(side) or side.event_shape:
+            continue
+        base, steps = base_and_steps(side)
+        last = next((i for i in reversed(range(len(steps))) if isinstance(steps[i], _ONTO_A_PART)), None)
+        if last is None:
+            continue
+        back = [step.inv for step in reversed(steps[last:])]
+        moved = TransformedDistribution(other, back, validate_args=False)
+        before = mapped(base, steps[:last])
+        if density_of(moved) is not None:
+            return (before, moved) if side is p else (moved, before)
+    return None
+
+
+_ONTO_A_PART = (ExpTransform, SigmoidTransform, SoftplusTransform, CumulativeDistributionTransform)
+
+
+def _of_independent(d: Any) -> Distribution:
+    base, count = plain_form(d.base_dist), d.reinterpreted_batch_ndims
+    if isinstance(base, Independent) and not overrides_density(base):
+        base, count = base.base_dist, count + base.reinterpreted_batch_ndims
+    if not count:
+        return base
+    return d if base is d.base_dist else Independent(base, count, validate_args=False)
+
+
+def _of_map(d: TransformedDistribution) -> Distribution:
+    base, steps = base_and_steps(d)
+    base = plain_form(base)
+    if isinstance(base, Independent) and not overrides_density(base) and is_elementwise(steps):
+        each = TransformedDistribution(base.base_dist, steps, validate_args=False)
+        return _of_independent(Independent(each, base.reinterpreted_batch_ndims, validate_args=False))
+    while steps and (image := _image_in_family(base, steps[0])) is not None:
+        base, steps = image, steps[1:]
+    if not steps:
+        return base
+    is_unchanged = base is d.base_dist and len(steps) == len(d.transforms)
+    if is_unchanged and all(a is b for a, b in zip(steps, d.transforms, strict=True)):
+        return d
+    return TransformedDistribution(base, steps, validate_args=False)
+
+
+def _image_in_family(base: Any, step: Transform) -> Distribution | None:
+    """Return the distribution of step(x) if it belongs to a registered family, or None otherwise."""
+    if overrides_density(base):
+        return None
+    if isinstance(step, AffineTransform):
+        family = FAMILIES.get(type(base))
+        if family is None or family.image is None:
+            return None
+        loc, scale = exact_parameters(step)
+        return None if can_inspect(scale) and bool((scale == 0).any()) else family.image(base, loc, scale)
+    if isinstance(step, CumulativeDistributionTransform) and same_maps(step.distribution, base):
+        zero = torch.zeros(base.batch_shape, dtype=torch.float64, device="cpu")
+        return Uniform(zero, zero + 1, validate_args=False)
+    inverse = inverted_by(step)
+    if isinstance(inverse, CumulativeDistributionTransform) and type(base) is Uniform:
+        is_unit = can_inspect(base.low) and bool((base.low == 0).all()) and bool((base.high == 1).all())
+        known: Any = inverse.distribution
+        return known.expand(base.batch_shape) if is_unit else None
+    return None

@@ -18,8 +18,13 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.composite import MixtureDensity
-from kullback.pairs.densities.density import DelegatingDensity, Density, Points
-from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
+from kullback.pairs.densities.density import (
+    DelegatingDensity,
+    Density,
+    LocationScaleDensity,
+    Points,
+    log_one_plus_square,
+)
 from kullback.pairs.densities.transformed import AffineDensity
 
 # _WIDEST is the largest ratio of two scales, and of a distance to a scale, because the squares of larger ratios may
@@ -189,7 +194,7 @@ def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> D
 class _Share(DelegatingDensity):
     """The density `part` times the weight of component `index`, or times the remaining weight if `index` is None.
 
-    With a_k = e^log_size_k / (1 + z_k^2)^2 and z_k = (x - loc_k) / scale_k, the weight of component k is
+    Let a_k = e^log_size_k / (1 + z_k^2)^2 and z_k = (x - loc_k) / scale_k. The weight of component k is
     a_k / (1 + sum_j a_j), and the remaining weight is 1 / (1 + sum_j a_j).
     """
 

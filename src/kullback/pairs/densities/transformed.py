@@ -16,8 +16,8 @@ from torch.distributions.transforms import (
     Transform,
 )
 
+from kullback.pairs.densities.black_box import density_on_image, ends_after
 from kullback.pairs.densities.density import Density, Points, Tail, density_of, register_density
-from kullback.pairs.densities.image import density_on_image, ends_after
 from kullback.pairs.densities.mapped import (
     EXP,
     LOG,
@@ -38,7 +38,7 @@ from kullback.pairs.numerics.parameters import dtype_of
 
 @dataclass(frozen=True)
 class AffineDensity(Density):
-    """The density of loc + scale y, where y has the density `part`. `falls` says that all scales are negative."""
+    """The density of loc + scale y, where y has the density `part`. If `falls`, all scales are negative."""
 
     part: Density
     loc: Tensor
@@ -77,19 +77,15 @@ class AffineDensity(Density):
         center, width = self.part.center_and_width()
         own = self.part.coordinate()
         is_line = own.low is None and own.high is None
-        return self._own_coordinate(center), width * self.scale.abs() if is_line else width
+        return self.image_coordinate(center), width * self.scale.abs() if is_line else width
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return [self._own_coordinate(marks) for marks in self.part.breakpoints(steps)]
+        return [self.image_coordinate(marks) for marks in self.part.breakpoints(steps)]
 
     def nonsmooth_points(self) -> list[Tensor]:
         return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
 
     def image_coordinate(self, t: Tensor) -> Tensor:
-        """Return the coordinate of loc + scale y from the part's coordinate t of y."""
-        return self._own_coordinate(t)
-
-    def _own_coordinate(self, t: Tensor) -> Tensor:
         """Return the coordinate of loc + scale y from the part's coordinate t of y."""
         own = self.part.coordinate()
         if own.low is None and own.high is None:

@@ -22,8 +22,7 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import Points, Tail
-from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.density import LocationScaleDensity, Points, Tail
 from kullback.pairs.densities.mapped import LAPLACE
 from kullback.pairs.densities.maps import standardized
 from kullback.pairs.families.registration import register_family

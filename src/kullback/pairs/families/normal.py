@@ -27,8 +27,7 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
-from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.density import HalfLineDensity, LocationScaleDensity, Points, Tail
 from kullback.pairs.densities.mapped import NORMAL
 from kullback.pairs.densities.maps import folded, standardized
 from kullback.pairs.families.gumbel import kl_to_gumbel
@@ -187,10 +186,6 @@ def _of_log_normal(d: LogNormal) -> LogMoments:
     return NormalLog(torch.log(scale) + (HALF_LOG_2PI + 0.5), loc, scale)
 
 
-def _of_half_normal(d: HalfNormal) -> LogMoments:
-    return _half_normal_moments(upcast(d.scale))
-
-
 def _half_normal_moments(scale: Tensor) -> LogMoments:
     half = torch.full_like(scale, 0.5)
     entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
@@ -260,7 +255,7 @@ register_family(Family(
 ))  # fmt: skip
 register_family(Family(
     HalfNormal, "base_dist.scale", HalfNormalDensity, units={"scale": 1},
-    log_moments=_of_half_normal, from_log_moments=_to_half_normal, cdf=folded(Normal),
+    log_moments=lambda d: _half_normal_moments(upcast(d.scale)), from_log_moments=_to_half_normal, cdf=folded(Normal),
     scipy=[ScipyForm("halfnorm", HalfNormal)],
     match=lambda target, start, _: {"scale": target.deviation(torch.zeros_like(start["scale"]))},
 ))  # fmt: skip

@@ -16,12 +16,11 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, log1pmx, log_ratio, polynomial
-from kullback.pairs.densities.density import Points, Tail
-from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.density import LocationScaleDensity, Points, Tail
 from kullback.pairs.densities.mapped import SIGMOID, SigmoidDensity
 from kullback.pairs.families.registration import register_family
+from kullback.pairs.families.trials import Probabilities, log_ratios, probabilities_of
 from kullback.pairs.family import Family
-from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
 from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
 
@@ -89,7 +88,7 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
     """Return n times the integral over s of (1 + e^s)^-n (1 - e^-D(s)), or None if the temperatures differ.
 
     Here n is the number of classes with mass in P or Q. D(s) is the sum over the classes k of the Bregman divergences
-    of log(1 + e^x) from s to s + d_k, where d_k is Q's logit minus P's logit, minus the mean of these differences. KL
+    of log(1 + e^x) from s to s + d_k. Here d_k is Q's logit minus P's logit, minus the mean of these differences. KL
     is n E log(sum_k w_k e^d_k) for w uniform on the simplex, and log x = int (e^-t - e^-xt) dt / t with t = e^s gives
     the integral. The integrand is not negative. The integrand is analytic in a strip around the real line, so the sum
     over equidistant nodes converges geometrically.

@@ -1,6 +1,10 @@
-"""The integrands q f(p / q), called terms, of the divergences other than KL.
+"""The integrands, called terms, of KL and of the other divergences.
 
-The integrand is homogeneous of degree 1 in p and q. So the contribution of a node of weight w is the integrand at the
+The terms of KL have two forms: p log(p / q), and p log(p / q) - p + q, which is not negative. If the nodes contain all
+mass of Q, both forms have the same sum. Then p log(p / q) - p + q is used, because the terms of this form do not cancel
+for nearly equal P and Q. The terms of the other divergences are q f(p / q).
+
+This integrand is homogeneous of degree 1 in p and q. So the contribution of a node of weight w is the integrand at the
 masses w p and w q. The sum over the nodes is the divergence of two finite distributions with these masses. So the
 methods `total` and `derivatives` of a kind of divergence compute the integral and its derivatives from these masses.
 """
@@ -16,16 +20,59 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kullback.generators import BuiltIn, Divergence, Renyi, TotalVariation
-from kullback.generators.divergence import Growth
+from kullback.generators.divergence import NEAR, Growth, power_series
+from kullback.generators.entropic import KL_SERIES
 from kullback.generators.growth import growth_of, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import differentiable_backward, expanded
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
+from kullback.pairs.solve_options import Tolerance
+
+
+def kl_forms(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return p log(p / q) - p + q and p log(p / q), stacked along a new first dimension; 0 log 0 is 0."""
+    p = torch.exp(log_p)
+    empty = p == 0
+    d = torch.where(empty, 0, torch.where(empty, 0, log_p) - log_q)
+    near = (d.abs() < NEAR) & ~empty
+    far = torch.exp(log_q) - p + p * d
+    whole = torch.where(near, p * power_series(KL_SERIES, torch.where(near, d, 0)), far)
+    return torch.stack([whole, p * d])
+
+
+class KLTotals(NamedTuple):
+    """The sums over all panels of the terms in one of their two forms, and the error of each panel in `errors`."""
+
+    value: Tensor
+    error: Tensor
+    rounding: Tensor
+    errors: Tensor
+
+    def are_enough(self, target: Tolerance, safety: float) -> Tensor:
+        """Return a mask of the batch elements whose error meets the target or is at most the rounding error."""
+        return target.is_met(self.value, safety * self.error) | (self.error <= self.rounding)
+
+
+class KLColumns(NamedTuple):
+    """Integrals over each panel. The first three fields stack the forms p log(p / q) - p + q and p log(p / q)."""
+
+    values: Tensor
+    errors: Tensor
+    roundings: Tensor
+    mass_p: Tensor
+    mass_q: Tensor
+
+    def totals(self, is_whole: Tensor) -> KLTotals:
+        """Return the sums of p log(p / q) - p + q where `is_whole` is true, and of p log(p / q) elsewhere."""
+        sums = torch.stack([self.values.sum(-1), self.errors.sum(-1), self.roundings.sum(-1)])
+        value, error, rounding = torch.where(is_whole, sums[:, 0], sums[:, 1])
+        return KLTotals(value, error, rounding, torch.where(is_whole.unsqueeze(-1), *self.errors))
+
 
 # _NO_MASS replaces log 0, because the mass e^-2000 and its square root e^-1000 both round to 0.
 _NO_MASS = -2000.0
-# _ALONE is the logarithm of the mass of an additional node, where only one density has mass. The mass e^-60 is
+# Where only one density has mass, an additional node gets a mass with the logarithm _ALONE. The mass e^-60 is
 # negligible, because rounding errors are about e^-37, but e^-60 does not underflow, so the derivative with respect to
 # this mass is exact.
 _ALONE = -60.0

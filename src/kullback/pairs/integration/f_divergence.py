@@ -17,21 +17,32 @@ from torch import Tensor
 
 from kullback.pairs.clone import zero_of
 from kullback.pairs.densities.density import Coordinate, Density, Points
-from kullback.pairs.integration.breaks import corner_terms, moving
-from kullback.pairs.integration.crossings import SAME, crossing_terms, cut_at_crossings
 from kullback.pairs.integration.divergence_terms import DivergenceTerms, with_derivatives
-from kullback.pairs.integration.gauss_kronrod import (
+from kullback.pairs.integration.line import UNDERFLOW, Line, corner_terms, moving, span
+from kullback.pairs.integration.panels import (
     LINE,
     SAFETY,
     WEIGHTS_KRONROD,
+    Integral,
+    Panels,
+    Places,
+    integrate,
     integrate_panels,
     panel_nodes,
     relative_errors,
 )
-from kullback.pairs.integration.line import UNDERFLOW, Line, span
-from kullback.pairs.integration.panels import Integral, Panels, Places, integrate
-from kullback.pairs.integration.piece_panels import either_matters, first_panels, runs_away
-from kullback.pairs.integration.pieces import Both, Needed, Piece, pieces_of
+from kullback.pairs.integration.pieces import (
+    SAME,
+    Both,
+    Needed,
+    Piece,
+    crossing_terms,
+    cut_at_crossings,
+    either_matters,
+    first_panels,
+    pieces_of,
+    runs_away,
+)
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
@@ -42,8 +53,8 @@ _FEW = 60.0
 # most _AIM_OF_SLOPES. A result with an error above _LARGEST_OF_SLOPES is refused. In benchmarks/panel_constants.py, all
 # answers are correct if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
-# If a panel contains a corner of the terms, such as |p - q| at p = q, the relative error of the panel is assumed to be
-# at least _OF_A_CORNER. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but
+# If a panel contains a corner of the terms, such as |p - q| at p = q, _OF_A_CORNER is the least relative error of the
+# panel. In benchmarks/panel_constants.py, the value 0 needs 6 % fewer evaluation points than 0.03, but
 # then both quadrature rules may miss a corner.
 _OF_A_CORNER = 0.03
 
@@ -63,15 +74,9 @@ def _integral(
 ) -> Integral:
     """Return the divergence of the masses at the nodes, with its gradient.
 
-    Arguments:
-        p: the density of P.
-        q: the density of Q.
-        terms: the terms of the divergence.
-        log_masses: returns the logarithms of the masses of two densities at the nodes, shape (..., nodes).
-        error: returns the error of the sum of terms, from the logarithms of the masses.
-        diverges: a mask of the batch elements whose divergence is infinite.
-        second_order: returns a 0 whose second derivatives are the contributions of corners, which the sum over the
-            nodes lacks.
+    `log_masses` returns the logarithms of the masses of two densities at the nodes, shape (..., nodes). From these,
+    `error` returns the error of the sum of terms, and `second_order` a 0 whose second derivatives are the contributions
+    of corners, which the sum over the nodes lacks. `diverges` is a mask of the elements with an infinite divergence.
     """
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)
@@ -236,7 +241,7 @@ def _second_order(
         densities = tracked[piece.share]
 
         def derivatives(place: Tensor, piece: Piece = piece) -> tuple[Tensor, Tensor]:
-            # The node at `place` is added with its masses multiplied by e^-_FEW, so that it does not change the total.
+            # The node at `place` is added with its masses multiplied by e^-_FEW, so the total does not change.
             at = (log - _FEW for log in piece.logs(place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))

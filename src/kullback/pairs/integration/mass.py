@@ -12,10 +12,9 @@ from kullback.common.dtypes import upcast
 from kullback.errors import invalid_value
 from kullback.pairs.densities.black_box import BlackBoxDensity
 from kullback.pairs.densities.density import Density, density_of
-from kullback.pairs.integration.gauss_kronrod import LINE, integrate_panels, panel_nodes
 from kullback.pairs.integration.line import Line
-from kullback.pairs.integration.panels import Panels, integrate
-from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.integration.panels import LINE, Panels, integrate, integrate_panels, panel_nodes
+from kullback.pairs.sampling import DrawsFrom
 
 LIBRARIES = ("torch.", "kullback.")
 """Prefixes of module names. Classes in these modules have normalized densities and are not checked."""
@@ -37,7 +36,7 @@ def check_masses(
 ) -> None:
     """Raise if P or Q is, or contains, a distribution of a user's own class whose density does not integrate to 1.
 
-    `densities` are the densities of P and Q, each None if the caller does not know it.
+    `densities` are the densities of P and Q; an unknown density is None.
     """
     for argument, side, density_of_side in zip(("p", "q"), sides, densities, strict=True):
         own: Any = side

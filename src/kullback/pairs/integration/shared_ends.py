@@ -113,7 +113,7 @@ def _power(tail: Tail) -> Tensor:
 
 
 def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: bool) -> tuple[Tensor, Tensor]:
-    """Return two masks of batch elements, which say how the nodes near a shared end move with the parameters.
+    """Return two masks of batch elements. They show how the nodes near a shared end move with the parameters.
 
     The inner density has the smaller support. Where the first mask is true, the nodes keep their distance from the end
     of the inner density. Where the second mask is true, the nodes keep their distance from the end of the outer

@@ -10,14 +10,20 @@ Gradients of KL: if P can be reparameterized, gradients flow through the draws o
 constants, because the score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). If P cannot be
 reparameterized, the gradients are score-function gradients with a baseline.
 
-Other kinds: half of the draws are from P, half from Q. A term q f(p / q) at a draw is divided by the density
-(p + q) / 2 of all draws, so the terms of a bounded kind are bounded.
+Other kinds: half of the draws are from P, half from Q. The term q f(p / q) of a draw is divided by the density
+(p + q) / 2 of all draws. So the terms of a bounded kind are bounded.
+
+Normalization: for normalized P and Q, the mean E_P[q / p] is Q's mass on the support of P, which is at most 1. Then the
+product of 1 + b (q / p - 1) over independent draws has a mean of at most 1, for each b from 0 to 1. By Markov's
+inequality, the product exceeds 1 / a with a probability of at most a, for any number of draws and any tails. A mean of
+q / p below 1 proves nothing, because draws of P may rarely reach the mass of Q.
+
+Estimating Means of Bounded Random Variables by Betting (Waudby-Smith and Ramdas, 2023)
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -28,7 +34,7 @@ from torch.distributions.constraints import Constraint, MixtureSameFamilyConstra
 
 from kullback.common.control_variate import coefficient, ratio_minus_one, tail_index
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.errors import NoRuleError, no_rule
+from kullback.errors import ArgumentValueError, NoRuleError, invalid_value, no_rule
 from kullback.generators import KL, Alpha, Divergence, Renyi
 from kullback.generators.growth import growth_of, order_of
 from kullback.generators.of_ratio import with_limits
@@ -36,18 +42,18 @@ from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
 from kullback.pairs.clone import expanded, parts_of
 from kullback.pairs.density_overrides import lacks, overrides, overrides_density
+from kullback.pairs.family import support_of
 from kullback.pairs.integration.mass import LIBRARIES, check_masses
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
     at_draws,
     density_of_numbers,
     log_prob_inside,
+    without_shared_maps,
 )
-from kullback.pairs.monte_carlo.maps import without_shared_maps
-from kullback.pairs.monte_carlo.normalization import check_normalized
 from kullback.pairs.numerics.parameters import dtype_of
 from kullback.pairs.registry import names_of
-from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.sampling import drawing_from
 from kullback.pairs.solve_options import FEWEST_DRAWS, SolveOptions
 from kullback.pairs.support import is_infinite
 from kullback.results.estimate import Estimate
@@ -84,10 +90,7 @@ def estimate(
         check_masses(call, (p, q))
     shape, dtype = torch.broadcast_shapes(p.batch_shape, q.batch_shape), dtype_of(p, q)
     p, q = without_shared_maps(expanded(p, shape), expanded(q, shape))
-    generator, drawing = options.generator, nullcontext()
-    if generator is not None:  # otherwise torch's own generator makes the draws
-        drawing = DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-    with drawing:
+    with drawing_from(options.generator):
         try:
             result = _kl(call, p, q, options.draws) if is_kl else _other(call, p, q, kind, options.draws)
         except NoRuleError:
@@ -217,10 +220,8 @@ def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
 
 def _shares_support(p: Distribution, q: Distribution) -> bool:
     """Return whether P and Q have the same support, so that the mean of q / p under P is 1."""
-    try:
-        return _same(p.support, q.support)
-    except NotImplementedError:
-        return False
+    supports = support_of(p), support_of(q)
+    return None not in supports and _same(*supports)
 
 
 def _same(a: object, b: object) -> bool:
@@ -359,3 +360,41 @@ def _check_tails(
             got=f"{kind!r} of {names_of(type(p), type(q))}, whose tails are too heavy or too far apart",
             instead="method='auto' for pairs with a rule, or KL(), JensenShannon() or SquaredHellinger()",
         )
+
+
+# _LEVEL bounds the probability of a false alarm, that is, an error for normalized densities.
+_LEVEL = 1e-6
+# _BETS are the values of b, called bets. A small bet detects a small excess over 1 from many draws, a large bet a large
+# excess from few draws. Each bet gives a valid test, and so does the average of the products for all bets.
+_BETS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+# The mean may exceed 1 by _ALLOWED, because densities may be rounded to float32, as in `integration/mass.py`.
+_ALLOWED = 3e-5
+
+
+def check_normalized(
+    call: str, p: Distribution, q: Distribution, log_ratio: Tensor, rounding: Tensor | float = 0.0
+) -> None:
+    """Raise if draws of P prove that a density is not normalized, or is not the density of the draws.
+
+    `log_ratio` is log q - log p at the draws, shape (draws, ...), and `rounding` bounds its rounding error.
+    """
+    excess = torch.expm1(log_ratio.detach().double()).clamp(max=1e100) - _ALLOWED - rounding
+    logs = torch.stack([torch.log1p(bet * excess.clamp(min=-1)).sum(0) for bet in _BETS])
+    evidence = logs.logsumexp(0) - math.log(len(_BETS))
+    refuted = evidence > math.log(max(evidence.numel(), 1) / _LEVEL)
+    if bool(refuted.any()):
+        means = torch.exp(log_ratio.detach().double().logsumexp(0) - math.log(len(log_ratio)))
+        raise not_normalized(call, p, q, float(means[refuted].flatten()[0]))
+
+
+def not_normalized(call: str, p: Distribution, q: Distribution, mean: float) -> ArgumentValueError:
+    """Return the error for a pair of distributions whose mean of q / p over draws of P is above 1."""
+    return invalid_value(
+        call,
+        "p, q",
+        wanted="densities that integrate to 1, and draws that follow them, so that q / p has a mean of at most 1 "
+        "over draws of P",
+        got=f"a mean of {mean:.4g} for {names_of(type(p), type(q))}",
+        instead="log_prob minus the logarithm of the mass in the class that is not normalized, or without log_prob "
+        f"{call}(Samples(p.sample((n,))), Samples(q.sample((n,))))",
+    )

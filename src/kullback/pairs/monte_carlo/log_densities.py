@@ -1,5 +1,6 @@
 """The log-densities of P and Q at draws of P, computed so that saturating maps such as tanh do not lose digits.
 
+tanh(20) rounds to 1, and e^100 is infinite in float32, so a draw after such a map does not determine the draw before.
 Draws are made before the maps of P, and log p includes the log-determinants of the maps. If all maps are elementwise
 and Q's one-dimensional density is known, log q is evaluated at points with exact distances from the ends of the
 support. Otherwise log q is evaluated at rounded draws, and an error is raised if the rounding changes the result.
@@ -20,6 +21,7 @@ from torch.distributions import (
     LKJCholesky,
     MixtureSameFamily,
     Transform,
+    TransformedDistribution,
     constraints,
 )
 
@@ -28,11 +30,88 @@ from kullback.common.dtypes import upcast
 from kullback.errors import NoRuleError, no_rule
 from kullback.pairs.clone import detached
 from kullback.pairs.densities.density import Density, Points, density_of, register_density
-from kullback.pairs.densities.maps import mapped
-from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.monte_carlo.maps import is_of_numbers, maps_outside, pushed
+from kullback.pairs.densities.maps import (
+    inverted_by,
+    is_elementwise,
+    mapped,
+    parts_of_maps,
+    shared_last_steps,
+)
+from kullback.pairs.density_overrides import overrides, overrides_density
+from kullback.pairs.family import support_of
 from kullback.pairs.registry import names_of
-from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
+from kullback.pairs.sampling import SEQUENCES, quasi_draws
+
+
+def maps_outside(d: Distribution) -> tuple[Distribution, list[Transform]]:
+    """Return a distribution and a list of maps such that `d` is the distribution of the mapped variable.
+
+    Elementwise maps inside `Independent` become maps of the vector. Maps that are equal for all components of a mixture
+    become maps of the mixture.
+    """
+    if _is_mapped(d):
+        base, steps = maps_outside(cast("TransformedDistribution", d).base_dist)
+        return base, steps + parts_of_maps(cast("TransformedDistribution", d).transforms)
+    if type(d) is Independent:
+        base, steps = maps_outside(d.base_dist)
+        if steps and is_elementwise(steps):
+            return Independent(base, d.reinterpreted_batch_ndims, validate_args=False), steps
+    if type(d) is MixtureSameFamily:
+        base, steps = maps_outside(d.component_distribution)
+        count = 0
+        for step in reversed(steps):
+            if not (is_elementwise([step]) and _is_shared(step)):
+                break
+            count += 1
+        if count:
+            part = mapped(base, steps[: len(steps) - count])
+            return MixtureSameFamily(d.mixture_distribution, part, validate_args=False), steps[-count:]
+    return d, []
+
+
+def _is_mapped(d: Distribution) -> bool:
+    """Return whether a distribution is a `TransformedDistribution` with torch's own draws and density."""
+    return (
+        isinstance(d, TransformedDistribution)
+        and not any(overrides(d, name) for name in ("log_prob", "sample", "rsample"))
+        and type(d).log_prob is TransformedDistribution.log_prob
+    )
+
+
+def _is_shared(step: Transform) -> bool:
+    """Return whether a map is the same for all components of a mixture: its parameters, if any, are scalars."""
+    return all(
+        not isinstance(x, Distribution) and (not isinstance(x, Tensor) or x.numel() == 1)
+        for x in vars(inverted_by(step) or step).values()
+    )
+
+
+def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
+    """Return P and Q without the last maps that both share: equal bijective maps do not change a divergence."""
+    (base_p, steps_p), (base_q, steps_q) = maps_outside(p), maps_outside(q)
+    count = shared_last_steps(steps_p, steps_q)
+    if not count:
+        return p, q
+    left, right = (mapped(d, s[: len(s) - count]) for d, s in ((base_p, steps_p), (base_q, steps_q)))
+    return (left, right) if left.event_shape == right.event_shape else (p, q)
+
+
+def pushed(u: Tensor, steps: list[Transform], event_dims: int) -> tuple[Tensor, Tensor | None]:
+    """Return the images of draws u under the maps `steps`, and log |det J| of their Jacobian J.
+
+    Without maps, the logarithm is None.
+    """
+    image, log_det = u, None
+    for step in steps:
+        before: Tensor = image
+        image = cast("Tensor", step(before))
+        change: Tensor = step.log_abs_det_jacobian(before, image)
+        more = event_dims - step.domain.event_dim
+        change = change.flatten(-more).sum(-1) if more else change
+        log_det = change if log_det is None else log_det + change
+        event_dims += step.codomain.event_dim - step.domain.event_dim
+    return image, log_det
+
 
 # Rounded draws are refused if the rounding changes the mean of log p - log q too much. The limit of the change is the
 # fraction _SHARE of the standard error of this mean. A smaller change is negligible in a confidence interval.
@@ -40,7 +119,7 @@ from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 _SHARE = 1e-3
 # A map is flat at a draw if a relative change of the draw by _STEP does not change the image. If the image should
 # change by more than _UNITS times its rounding error according to the log-determinant, the map is not a bijection.
-# The tests in tests/pairs/monte_carlo/test_lost_digits.py check flat maps and maps that are no bijections.
+# The tests in tests/pairs/monte_carlo/test_lost_digits.py check flat maps and maps that are not bijections.
 _STEP, _UNITS = 1e-3, 100.0
 
 
@@ -143,7 +222,7 @@ def _with_right_draws(p: Distribution) -> Distribution:
 
 def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
     """Return Q's log-density at draws x of P; -inf at draws outside the support of Q."""
-    support = _support(q)
+    support = support_of(q)
     inside = None if support is None else support.check(x.detach())
     if inside is None or bool(inside.all()):
         return q.log_prob(x)
@@ -151,13 +230,6 @@ def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
     stand_in = q.sample(x.shape[: x.ndim - own - len(q.batch_shape)])
     at = torch.where(inside.reshape(*inside.shape, *[1] * own), x, stand_in)
     return torch.where(inside, q.log_prob(at), -torch.inf)
-
-
-def _support(d: Distribution) -> constraints.Constraint | None:
-    try:
-        return d.support
-    except NotImplementedError:
-        return None
 
 
 # ---- Points with exact distances from the ends of the support.
@@ -201,7 +273,7 @@ def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
 
     The result is None if no maps exist, if a map is not elementwise, or if Q's one-dimensional density is not known.
     """
-    if not (draws.steps or maps_outside(q)[1]) or not all(map(is_of_numbers, draws.steps)):
+    if not (draws.steps or maps_outside(q)[1]) or not is_elementwise(draws.steps):
         return None
     of_q = density_of_numbers(q)
     start = _ends_before_maps(maps_outside(p)[0])
@@ -241,7 +313,7 @@ def _ends_before_maps(base: Distribution) -> tuple[Density | None] | None:
 
     The result is (None,) if the support is the real line, and None if the support is not known.
     """
-    support = _support(base)
+    support = support_of(base)
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     if support is constraints.real:
@@ -274,10 +346,10 @@ def _check_digits(
 
     Draws may be rounded if several draws are equal to the smallest or largest draw, or if a map is flat at a draw.
     """
-    support = _support(p)
+    support = support_of(p)
     if support is not None and support.is_discrete:
         return
-    support_of_q = _support(q)
+    support_of_q = support_of(q)
     if maps_outside(q)[1] and support_of_q is not None:
         beyond = (log_q.detach() == -torch.inf) & support_of_q.check(draws.x.detach())
         if bool(beyond.any()):
@@ -323,7 +395,7 @@ def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
     that the map is not a bijection.
     """
     x = draws.x.detach()
-    if not draws.steps or not all(map(is_of_numbers, draws.steps)):
+    if not draws.steps or not is_elementwise(draws.steps):
         return torch.zeros_like(x, dtype=torch.bool)
     u = draws.u.detach()
     move = _STEP * (1 + u.abs())

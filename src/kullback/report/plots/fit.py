@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from kullback.common.dtypes import upcast
+from kullback.fitting.fit_result import Fit
 from kullback.pairs.clone import unvalidated
-from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.sampling import DrawsFrom
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.report.document import Plot
 from kullback.report.plots.svg import FIRST, SECOND, draw_legend, make_logarithmic
@@ -20,11 +22,7 @@ from kullback.representations import Representation
 from kullback.samples import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.axes import Axes
-
-    from kullback.fitting.fit_result import Fit
 
 DRAWS = 4_000
 GRID = 801

@@ -28,7 +28,7 @@ SOURCE = (
 
 
 def place_on_ladder(mean: float) -> str:
-    """Return a sentence with the reference values next to a mean divergence; empty if it is 0 or infinite.
+    """Return a sentence with the reference values next to a mean divergence; empty for a mean of 0 or +inf.
 
     Example:
         >>> place_on_ladder(0.001)
@@ -46,11 +46,7 @@ def place_on_ladder(mean: float) -> str:
 
 
 def draw_ladder(means: Sequence[tuple[str, float]]) -> list[Plot]:
-    """Return the plot of mean divergences among the reference values; empty if no mean is positive and finite.
-
-    Arguments:
-        means: pairs of a name with at most 18 characters and a mean divergence in nats.
-    """
+    """Return the plot of named means in nats among the reference values; empty if none is positive and finite."""
     own = [(mean, name, FIRST) for name, mean in means if is_drawable(mean)]
     if not own:
         return []

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kullback.mismatch import Mismatch
 from kullback.report.document import Plot
 from kullback.report.plots.points import Point, draw_interval
 from kullback.report.plots.svg import FIRST, THIRD
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from kullback.mismatch import Mismatch
 
 
 def draw_parts(result: Mismatch) -> list[Plot]:

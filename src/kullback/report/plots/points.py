@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kullback.common.formats import level_of
 from kullback.report.plots.svg import FIRST, plain
+from kullback.results.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
-
-    from kullback.results.value import Value
 
 MOST_TICKS = 20
 MOST_NAMES = 20
@@ -44,18 +42,12 @@ def draw_points(points: Sequence[Point], label: str, axes: Axes) -> None:
     """Draw numbers with their intervals: from left to right, or from top to bottom if they have names.
 
     An arrow marks an infinite end. A number that is infinite or not known is written at the edge.
-
-    Arguments:
-        points: the numbers.
-        label: the kind, the unit and the meaning of the ends.
-        axes: the axes to draw on.
     """
     named = any(point.name for point in points)
     shown = points[:MOST_NAMES] if named else points
     sizes = (abs(end) for point in shown for end in point[:3] if math.isfinite(end))
-    least = (
-        0.1 * max(sizes, default=1.0) or 0.1
-    )  # the length of an arrow at a number that equals its known end
+    # The length of an arrow at a number that equals its known end.
+    least = 0.1 * max(sizes, default=1.0) or 0.1
     finite = [(place, point.value) for place, point in enumerate(shown) if math.isfinite(point.value)]
     places, values = ([pair[side] for pair in finite] for side in (0, 1))
     axes.plot(*((values, places) if named else (places, values)), "o", color=FIRST)
@@ -80,16 +72,7 @@ def draw_points(points: Sequence[Point], label: str, axes: Axes) -> None:
 def draw_interval(
     axes: Axes, place: float, point: Point, color: str = FIRST, *, along_x: bool, least: float = 0.1
 ) -> None:
-    """Draw the interval of a number as a line. An arrow marks an infinite end.
-
-    Arguments:
-        axes: the axes to draw on.
-        place: the place of the number on the other axis.
-        point: the number, which is finite, with the ends.
-        color: the color of the line.
-        along_x: whether the numbers are on the x-axis.
-        least: the length of an arrow at 0.
-    """
+    """Draw the interval of a finite number as a line. An arrow marks an infinite end; `least` is its length at 0."""
     value, low, high, _ = point
     if math.isfinite(low) and math.isfinite(high):
         ends, twice = [low, high], [place, place]

@@ -15,7 +15,6 @@ from kullback.report.plots.svg import FIRST, SECOND, draw_legend, is_drawable, m
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
 KL_PQ = "kl_pq"
 KL_OF_A_ROW = "KL(P‖Q), nats"
@@ -25,12 +24,7 @@ QUANTILE_TICKS = (0.5, 0.9, 0.99, 0.999, 0.9999)
 
 def draw_plots(comparison: Comparison) -> list[Plot]:
     """Return the plots that have positive finite values to draw; identical predictions give no plots."""
-    plots = (
-        _distribution(comparison),
-        _quantiles(comparison),
-        _segments(comparison),
-        _by_confidence(comparison),
-    )
+    plots = [draw(comparison) for draw in (_distribution, _quantiles, _segments, _by_confidence)]
     ladder = draw_ladder([("this comparison", comparison.divergences[KL_PQ].mean)])
     return ladder + [plot for plot in plots if plot is not None]
 
@@ -78,7 +72,8 @@ def _quantiles(comparison: Comparison) -> Plot | None:
         shares, values = zip(*points, strict=True)
         axes.plot(shares, values, color=FIRST, linewidth=2)
         # The axis has equal steps from 90% to 99% to 99.9%, because models differ in the tail.
-        axes.set_xscale("function", functions=(_tail_scale, _inverse_tail_scale))
+        scale = (lambda share: -np.log10(1 - np.minimum(share, 1 - 1e-12)), lambda scaled: 1 - 10.0**-scaled)
+        axes.set_xscale("function", functions=scale)
         axes.set_xlim(0, shares[-1])
         ticks = [tick for tick in QUANTILE_TICKS if tick <= shares[-1]]
         axes.set_xticks(ticks if len(ticks) > 1 else [0, shares[-1]])
@@ -154,11 +149,3 @@ def _by_confidence(comparison: Comparison) -> Plot | None:
 
 def _or_gap(value: float) -> float:
     return value if is_drawable(value) else math.nan
-
-
-def _tail_scale(share: NDArray[np.float64]) -> NDArray[np.float64]:
-    return -np.log10(1 - np.minimum(share, 1 - 1e-12))
-
-
-def _inverse_tail_scale(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 1 - 10.0**-scaled

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kullback.common.formats import power_of_ten, shortened
@@ -18,8 +19,6 @@ from kullback.common.optional import load
 from kullback.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 

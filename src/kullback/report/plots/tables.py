@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -10,24 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 from kullback.common.formats import on_axis, percent
 from kullback.report.document import Plot
 from kullback.report.plots.svg import FIRST, SECOND, THIRD, draw_legend, make_logarithmic, plain
+from kullback.tables.table_results import ColumnComparison, HistogramBin, JointComparison, TableComparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
 
-    from kullback.tables.table_results import (
-        ColumnComparison,
-        HistogramBin,
-        JointComparison,
-        TableComparison,
-    )
-
 MOST_TICKS = 8
-ROOM = 34  # the number of characters for which the axis has room, in all tick labels together
+ROOM = 34  # the axis has room for this number of characters, in all tick labels together
 MOST_DATES = 12  # with fewer, AutoDateLocator finds one tick or none in some ranges of minutes
-# The forms of dates on an axis, from short to long: the tick's text, the part that the axis's label has instead, and
-# the largest range in days for which that label is unambiguous.
+# The forms of dates on an axis, from short to long: the tick's text, the part in the axis's label, and a range in days.
+# Beyond this range, the label is ambiguous.
 DATE_FORMS = (
     ("%Y", "", math.inf),
     ("%Y-%m", "", math.inf),
@@ -49,11 +42,7 @@ UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
 def draw_column(column: ColumnComparison, name: str) -> Plot | None:
     """Return a plot of P and Q over the numbers of a column; None for fewer than two bins, or for huge numbers.
 
-    The drawing contains no text from the data.
-
-    Arguments:
-        column: the comparison of the column.
-        name: an id for the drawing, which must be unique on the page.
+    The drawing contains no text from the data. Its `name` must be unique on the page.
     """
     inside = [each for each in column.histogram if math.isfinite(each.low) and math.isfinite(each.high)]
     if len(inside) < 2 or max(abs(inside[0].low), abs(inside[-1].high)) > FARTHEST:

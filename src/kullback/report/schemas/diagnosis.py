@@ -22,18 +22,12 @@ version 1, but do not remove or change names.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kullback.diagnosis.diagnosis_result import Diagnosis
-    from kullback.report.document import Fields
+from kullback.diagnosis.diagnosis_result import Diagnosis
+from kullback.report.document import Fields
 
 
 def fields(diagnosis: Diagnosis) -> Fields:
     """Return the fields of the schema of this module."""
-    return {
-        "schema": "kullback.diagnosis/1",
-        **asdict(diagnosis),
-        "ok": diagnosis.ok,
-        "codes": diagnosis.codes,
-    }
+    summary = {"ok": diagnosis.ok, "codes": diagnosis.codes}
+    return {"schema": "kullback.diagnosis/1", **asdict(diagnosis), **summary}

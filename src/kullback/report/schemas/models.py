@@ -23,10 +23,11 @@ The document is one object with ``"schema": "kullback.models/1"``:
   (strings), ``confidence``, ``units``, ``read`` (of them), ``decided`` (boolean), and ``candidates``: for each name,
   ``units`` (read for it), ``outcome`` (``"below"``, ``"above"``, ``"ordered"``, ``"narrow"``, ``"undecided"``), ``cap``
   (null, or the mean KL that the upper end assumes for unread units at most) and ``above`` (null, or the largest share
-  of units above it). Windows and rows are then numbered in the order in which they were read.
+  of units above it). Windows and rows then have numbers in the order of reading.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences),
-  ``broken_by`` (the candidates that break the limit), and ``unclear_for`` (the candidates for which it is unclear).
+  ``broken_by`` (the candidates that break the limit), and ``unclear_for`` (the candidates that leave the limit
+  unclear).
 * ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
 
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Later releases may add names to
@@ -36,20 +37,20 @@ version 1, but do not remove or change names.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from kullback.common.formats import token_text
+from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
+from kullback.predictions.reference_rows import DrawnMean
+from kullback.report.document import Fields
 from kullback.report.schemas import predictions
-
-if TYPE_CHECKING:
-    from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
-    from kullback.models.model_results import UntilSure
-    from kullback.predictions.drawn_means import DrawnMean
-    from kullback.report.document import Fields
 
 
 def fields(result: ModelComparison) -> Fields:
     """Return the fields of the schema of this module."""
+    run, differences = result.until_sure, result.differences_by_group.items()
+    by_group = {
+        name: [predictions.mean_fields(asdict(mean)) for mean in means] for name, means in differences
+    }
     return {
         "schema": "kullback.models/1",
         "base": _info(result.base),
@@ -60,19 +61,10 @@ def fields(result: ModelComparison) -> Fields:
         "context": result.context,
         "score": result.score,
         "whole_text": result.whole_text,
-        "until_sure": result.until_sure and _until_sure(result.until_sure),
+        "until_sure": run and {**asdict(run), "read": run.read, "decided": run.is_decided},
         "notes": result.notes,
-        **({"differences_by_group": by_group} if (by_group := _by_group(result)) else {}),
+        **({"differences_by_group": by_group} if by_group else {}),
     }
-
-
-def _by_group(result: ModelComparison) -> Fields:
-    means = result.differences_by_group.items()
-    return {name: [predictions.mean_fields(asdict(mean)) for mean in values] for name, values in means}
-
-
-def _until_sure(run: UntilSure) -> Fields:
-    return {**asdict(run), "read": run.read, "decided": run.is_decided}
 
 
 def _candidate(result: ModelComparison, candidate: Candidate) -> Fields:

@@ -21,7 +21,7 @@ The document is one object with ``"schema": "kullback.predictions/3"``, and the 
 * ``by_confidence``: objects ``low``, ``high``, ``rows``, ``kl_mean``, ``kl_p99``, ``top1_agreement``.
 * ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.
 * ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
-* ``infinite``: for each divergence, the number of rows in which the divergence is infinite.
+* ``infinite``: for each divergence, the number of infinite rows.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
   ``broken_by`` and ``unclear_for`` (empty).
@@ -38,8 +38,8 @@ The document is one object with ``"schema": "kullback.predictions/3"``, and the 
   ``log_ratio``, ``ratio``, ``difference``, ``kld``, ``delta_p``, ``delta_p_rms``, ``same_top``; ``kld_quantiles``,
   ``delta_p_quantiles`` (numbers, from the maximum to the minimum).
 
-JSON has no infinity and no NaN: the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` stand for them, as in the
-JSON mapping of Protocol Buffers. Python's ``float`` and JavaScript's ``Number`` convert these strings to numbers.
+JSON has no infinity and no NaN: the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` replace them, as in the JSON
+mapping of Protocol Buffers. Python's ``float`` and JavaScript's ``Number`` convert these strings to numbers.
 Finite floats have enough digits to recover the same float.
 
 Later releases may add names to version 3, but do not remove or change names.
@@ -48,22 +48,17 @@ Later releases may add names to version 3, but do not remove or change names.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kullback.predictions import Comparison
-    from kullback.report.document import Fields
+from kullback.predictions import Comparison
+from kullback.report.document import Fields
 
 
 def fields(comparison: Comparison) -> Fields:
     """Return the fields of the schema of this module."""
     values = asdict(comparison)
-    values["histogram"] = [
-        dict(zip(("low", "high", "rows"), part, strict=True)) for part in values["histogram"]
-    ]
-    values["quantiles"] = [
-        dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
-    ]
+    for name, parts in (("histogram", ("low", "high", "rows")), ("quantiles", ("probability", "kl"))):
+        values[name] = [dict(zip(parts, numbers, strict=True)) for numbers in values[name]]
     for name in ("further", "groups", "against_rest"):
         if not values[name]:
             del values[name]
@@ -81,7 +76,7 @@ def fields(comparison: Comparison) -> Fields:
 
 
 def mean_fields(value: Any) -> Any:
-    """Return the fields of a value with ``value`` renamed to ``mean``; return an argument that is no dict unchanged."""
+    """Return the fields of a value with ``value`` renamed to ``mean``; return any other argument unchanged."""
     if not isinstance(value, dict):
         return value
     return {"mean" if name == "value" else name: number for name, number in value.items()}

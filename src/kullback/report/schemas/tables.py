@@ -18,25 +18,23 @@ The document is one object with ``"schema": "kullback.tables/2"``, and the attri
 * ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences),
-  ``broken_by`` (the columns that break the limit), and ``unclear_for`` (the columns for which it is unclear).
+  ``broken_by`` (the columns that break the limit), and ``unclear_for`` (the columns that leave the limit unclear).
 * ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 
 Numbers are written as in `kullback.report.schemas.predictions`: the strings ``"Infinity"``, ``"-Infinity"`` and
-``"NaN"`` stand for numbers that JSON lacks. Later releases may add names and codes to version 2, but do not remove or
+``"NaN"`` replace numbers that JSON lacks. Later releases may add names and codes to version 2, but do not remove or
 change them.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.common.words import TABLE_DIVERGENCE_NAMES
-
-if TYPE_CHECKING:
-    from kullback.report.document import Fields
-    from kullback.tables.table_results import TableComparison
+from kullback.report.document import Fields
+from kullback.tables.table_results import TableComparison
 
 FIRST = ("name", "columns", "column_type")
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import singledispatch
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kullback.errors import invalid_type
 from kullback.report.document import Document
-
-if TYPE_CHECKING:
-    from kullback.results.verdict import Verdict
+from kullback.results.verdict import Verdict
 
 __all__ = ["document"]
 
 # The functions for kullback's types of results. The module of a function is imported when the function is first used.
 _FUNCTIONS = {
+    "Batches": "tables.of_batches",
     "Comparison": "predictions.document",
     "Diagnosis": "diagnosis.document",
     "Estimate": "estimates.of_estimate",

@@ -13,8 +13,7 @@ from kullback.common.formats import count, level_of, significant, unit_of_base
 from kullback.generators.divergence import NAMED
 from kullback.report.document import Column, Document, Findings, Frame, Headline, Measured, Plot, Table
 from kullback.report.plots.points import Point, draw_points
-from kullback.results.estimate import Estimate
-from kullback.results.two_sample_test import TwoSampleTest
+from kullback.results.estimate import Estimate, TwoSampleTest
 from kullback.results.verdict import Verdict
 
 MOST_ROWS = 20
@@ -179,11 +178,9 @@ def _doubt(estimate: Estimate) -> str:
         return f" (standard error {significant(float(estimate.standard_error.detach()), 2)})"
     if estimate.n is not None:
         return " (no interval)"
-    return (
-        ""
-        if estimate.error is None
-        else f" (off by {significant(float(estimate.error.detach()), 1)} at most)"
-    )
+    if estimate.error is None:
+        return ""
+    return f" (off by {significant(float(estimate.error.detach()), 1)} at most)"
 
 
 def _sizes(n: tuple[int | Tensor, int | Tensor] | None) -> list[str]:

@@ -46,18 +46,17 @@ def _frame(fit: Fit) -> Frame:
 
 def _outcome(fit: Fit) -> str:
     """Return the sentence with the type of the fitted distribution, and its divergence from the target or another
-    quantity, which is no distance.
+    quantity, which is not a distance.
     """
     count, name = fit.value.numel(), type(fit.distribution).__name__
-    which, whose = (
-        (f"The fitted {name} is", "target") if count == 1 else (f"{count} fits of {name} are", "targets")
-    )
+    fitted = f"the fitted {name}" if count == 1 else f"{count} fits of {name}"
     failed = count - int(fit.converged.sum())
     others = f"; {failed} of {count} did not converge" if failed else ""
     if "||" not in fit.quantity:
-        fitted = f"the fitted {name}" if count == 1 else f"{count} fits of {name}"
         return f"The {fit.quantity} of {fitted} is {_range(fit.value)}{unit(fit)}{others}"
-    return f"{which} {_range(fit.value)}{unit(fit)} from the {whose}: {fit.quantity}{others}"
+    verb, whose = ("is", "target") if count == 1 else ("are", "targets")
+    distance = f"{_range(fit.value)}{unit(fit)} from the {whose}"
+    return f"{fitted[0].upper()}{fitted[1:]} {verb} {distance}: {fit.quantity}{others}"
 
 
 def _rows(fit: Fit) -> list[tuple[str, str]]:
@@ -97,11 +96,9 @@ def _numbers(x: Tensor) -> str:
 def _range(x: Tensor) -> str:
     if x.numel() == 0:
         return "nothing"
-    return span(float(x.min()), float(x.max()), number if x.is_floating_point() else _whole)
-
-
-def _whole(x: float) -> str:
-    return str(round(x))
+    return span(
+        float(x.min()), float(x.max()), number if x.is_floating_point() else lambda whole: str(round(whole))
+    )
 
 
 def _error(error: Tensor | None, standard_error: Tensor | None) -> str:

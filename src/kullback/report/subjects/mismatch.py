@@ -29,7 +29,7 @@ from kullback.report.subjects.predictions import with_interval
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-MOST_ROWS = 40  # the most rows of a table; the JSON has all
+MOST_ROWS = 40  # the largest number of rows of a table; the JSON has all rows
 MEANINGS = (
     Meaning(
         "k1 and k3",

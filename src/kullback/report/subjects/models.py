@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from kullback.common.formats import (
     Unit,
-    bit_count,
     byte_count,
     count,
     counted,
@@ -26,6 +25,7 @@ from kullback.common.formats import (
     visible,
 )
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage, ReadToken
+from kullback.models.model_results import SureCandidate, UntilSure
 from kullback.report.document import (
     Block,
     Brief,
@@ -65,11 +65,10 @@ from kullback.report.subjects.predictions import (
     warnings_of,
     with_interval,
 )
-from kullback.report.subjects.until_sure import until_sure
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-WORST = 5  # the most tokens in the table of a candidate's worst tokens
+WORST = 5  # the largest number of rows in the table of a candidate's worst tokens
 DROPPED_FIRST = (9, 8, 7, 5, 4, 2, 3, 6)
 MEANINGS = (
     KL,
@@ -92,6 +91,13 @@ AT_EVERY_LOOK = Meaning(
 HEADINGS = (
     "model", "mean KL(P||Q)", "95% CI", "PPL", "ΔPPL", "95% CI", "same top", "RMS Δp", "size", "bits/weight",
 )  # fmt: skip
+_OUTCOMES = {
+    "below": "below the limit",
+    "above": "above the limit",
+    "ordered": "its place is clear",
+    "narrow": "its interval is narrow enough",
+    "undecided": "undecided",
+}
 
 
 def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
@@ -124,7 +130,7 @@ def document(result: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docum
 
 
 def _with_level(part: Any, level: str) -> Any:
-    """Return a part of a report with another level than 95 % of all intervals, except that of the sampling."""
+    """Return a part of a report with another level than 95 % of all intervals, except the interval of the sampling."""
     if isinstance(part, str):
         return re.sub("95% CI(?! of the sampling)", level, part)
     if isinstance(part, tuple | list):
@@ -395,7 +401,7 @@ def _certain(result: ModelComparison) -> list[str]:
 
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     bits = info.bits_per_weight
-    return byte_count(info.file_bytes), "" if bits is None else bit_count(bits)
+    return byte_count(info.file_bytes), "" if bits is None else f"{bits:.2f}"
 
 
 def _outcome(result: ModelComparison) -> str:
@@ -430,8 +436,9 @@ def _is_first_clear(result: ModelComparison) -> bool:
 def _are_apart(result: ModelComparison) -> list[bool]:
     """Return whether the intervals of each two adjacent candidates are disjoint, and hold together.
 
-    The intervals of a run until a limit or a width hold together, with those of all candidates. For an order, the pairs
-    share the error rate instead. Other runs have an interval of the difference alone, which is about the same rows.
+    The intervals of a run until a limit or a width hold together, with the intervals of all candidates. For an order,
+    the pairs share the error rate instead. Other runs have an interval of the difference alone, which is about the same
+    rows.
     """
     if result.until_sure is None or result.until_sure.goal == "order":
         return [False] * len(result.differences)
@@ -468,10 +475,7 @@ def _differences(
 ) -> list[str]:
     """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear.
 
-    Arguments:
-        candidates: the candidates, the nearest first.
-        means: how much farther each candidate is than the previous one.
-        apart: for each two candidates, whether their own intervals show the order.
+    `apart` says for each two candidates whether their own intervals show the order.
     """
     sentences: list[str] = []
     for (a, b), mean, is_apart in zip(pairwise(candidates), means, apart, strict=True):
@@ -534,3 +538,45 @@ def _notes(result: ModelComparison) -> list[str]:
     """Return the notes of the comparison and of every candidate, without duplicates."""
     every = [note for candidate in result.candidates for note in candidate.comparison.notes]
     return list(dict.fromkeys([*result.notes, *every]))
+
+
+def until_sure(result: ModelComparison) -> list[str]:
+    """Return the sentences on a run with a goal; an empty list for other runs."""
+    run = result.until_sure
+    if run is None:
+        return []
+    units = f"{run.unit}s"
+    spared = run.units - run.read
+    decided = "decided" if run.is_decided else "not decided"
+    first = (
+        f"{run.goal}: {decided} after {count(run.read)} of {counted(run.units, run.unit)} in random order, at "
+        f"{significant(100 * run.confidence, 10)} % confidence over all looks."
+    )
+    if spared:
+        first += " Windows are numbered in this order."
+    if run.is_decided and spared:
+        first += f" {counted(spared, run.unit)} ({min(99, round(100 * spared / run.units))} %) were spared."
+    elif spared:
+        first += f" A run with more {units} (--windows) may decide it; with --resume, it continues this one."
+    infinite = {
+        each.model.name for each in result.candidates if math.isinf(each.comparison.divergences["kl_pq"].mean)
+    }
+    return [
+        first,
+        *(_sure_candidate(run, name, each, name in infinite) for name, each in run.candidates.items()),
+    ]
+
+
+def _sure_candidate(run: UntilSure, name: str, candidate: SureCandidate, is_infinite: bool) -> str:
+    sentence = f"{name}: {_OUTCOMES[candidate.outcome]} after {counted(candidate.units, run.unit)}."
+    if candidate.outcome == "above" or is_infinite:
+        return sentence  # the lower end assumes nothing
+    if candidate.cap is not None and candidate.above is not None:
+        sentence += (
+            f" The upper end of KL(P||Q) assumes that no unread {run.unit} has a mean above {number(candidate.cap)}. "
+            f"No {run.unit} that was read has such a mean; at most {significant(100 * candidate.above, 2)} % of all "
+            f"{run.unit}s may have one."
+        )
+    elif candidate.units < run.units:
+        sentence += " There is no upper end of KL(P||Q) yet."
+    return sentence

@@ -21,13 +21,7 @@ from kullback.common.formats import (
 )
 from kullback.common.row_statistics import BUILT_IN
 from kullback.common.words import DIVERGENCE_NAMES, WARNING
-from kullback.predictions import (
-    Comparison,
-    LabelStatistics,
-    Summary,
-    TopClass,
-    WorstRow,
-)
+from kullback.predictions import Comparison, LabelStatistics, Summary, TopClass, WorstRow
 from kullback.report.document import (
     Bar,
     Bars,
@@ -105,11 +99,7 @@ def document(
 ) -> Document:
     """Return the document of a comparison of predictions.
 
-    Arguments:
-        comparison: the result of `compare_predictions`.
-        verdicts: the verdicts of the limits that you set.
-        tokens: the text of each class, shown next to the class index. A class has no text if its entry is None, or if
-            its index is beyond the end. If `tokens` is None, no texts are shown.
+    `tokens` are the texts of the classes, shown next to the class indexes. If `tokens` is None, no texts are shown.
     """
     blocks: list[Block] = [Findings("Findings", remarks)] if (remarks := infinite(comparison)) else []
     if plots := draw_plots(comparison):
@@ -156,11 +146,8 @@ def _plot(comparison: Comparison) -> Plot:
 
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
     size = _sizes(comparison, "")
-    blocks: list[str | Table] = [
-        brief_numbers(comparison),
-        *brief_remarks(comparison),
-        *warnings_of(comparison.notes),
-    ]
+    blocks: list[str | Table] = [brief_numbers(comparison), *brief_remarks(comparison)]
+    blocks += warnings_of(comparison.notes)
     if comparison.groups:
         blocks.append(brief_groups(comparison))
     elif rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
@@ -246,12 +233,7 @@ def brief_groups(comparison: Comparison, candidate: str | None = None) -> Table:
 
 
 def group_table(heading: str, groups: Sequence[tuple[Sequence[str], Comparison]]) -> Table:
-    """Return the table of the comparisons of groups.
-
-    Arguments:
-        heading: the headings of the first cells, separated by commas.
-        groups: the first cells and the comparison of each line.
-    """
+    """Return the table of groups: the first cells and the comparison of each line. `heading` is for these cells."""
     rows: list[list[str]] = []
     for first, group in groups:
         kl, labels, minus = group.divergences[KL_PQ], group.labels, group.against_rest.get(KL_PQ)
@@ -531,7 +513,7 @@ def label_rows(labels: LabelStatistics) -> list[list[str]]:
 
 
 def _delta_prob_rows(change: Summary) -> list[list[str]]:
-    """Return the quantiles of the change in the label's probability: lower quantiles beside upper quantiles."""
+    """Return the quantiles of the change in the label's probability: each row has a lower and an upper quantile."""
     cells = [[title, number(getattr(change, name))] for name, title in QUANTILES.items()]
     middle = len(cells) // 2
     pairs = zip(cells[:middle], reversed(cells), strict=False)

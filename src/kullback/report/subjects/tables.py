@@ -1,15 +1,17 @@
-"""The document of a comparison of tables."""
+"""The documents of a comparison of tables, and of several batches that are compared with one reference."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
+from kullback.common.display import Shown
 from kullback.common.formats import count, counted, decimal, interval, p_value
 from kullback.common.words import TABLE_DIVERGENCE_NAMES
 from kullback.errors import quoted
@@ -20,6 +22,7 @@ from kullback.report.document import (
     Brief,
     Column,
     Document,
+    Fields,
     Findings,
     Frame,
     Gallery,
@@ -28,33 +31,29 @@ from kullback.report.document import (
     Measured,
     Plot,
     Remark,
+    Section,
     Table,
     Tone,
 )
 from kullback.report.plots.points import Point, draw_points, label_of
-from kullback.report.plots.tables import draw_column, percentage, totals
+from kullback.report.plots.tables import draw_column, draw_history, percentage, totals
 from kullback.report.schemas import tables as schema
-from kullback.results.finding import LEVELS
+from kullback.results.finding import LEVELS, Level
 from kullback.results.value import Value
-from kullback.results.verdict import Verdict
-from kullback.tables.table_results import (
-    Bin,
-    ColumnComparison,
-    JointComparison,
-    TableComparison,
-    least,
-)
+from kullback.results.verdict import Verdict, worst
+from kullback.tables.table_results import Bin, ColumnComparison, JointComparison, TableComparison, least
 
-MOST_DRAWN = 40  # the most columns whose distributions are shown; the page then has some hundred kB
+MOST_DRAWN = 40  # the largest number of columns with a drawing; the page then has some hundred kB
 WORST_IN_BRIEF = 3
-MOST_BINS = 8  # the most categories of a column that are shown
-MOST_CONTRIBUTORS = 2  # the most bins of a column in a remark
-MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # the most columns in the table of bins, and the most bins of a column
+MOST_BINS = 8  # the largest number of categories shown of a column
+MOST_CONTRIBUTORS = 2  # the largest number of a column's bins in a remark
+MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # the most columns in the table of bins, with the most bins of each
 HEADINGS = ("found", "PSI", "{} CI", "p", "KL(P||Q)", "KL(Q||P)", "JS", "TV")
 DROPPED_FIRST = (7, 6, 5, 8, 3)
 SIGNIFICANT = 0.05
 # By the rule of thumb of credit scoring, a shift is moderate or large if its PSI is at least this number.
 MODERATE, LARGE = 0.1, 0.25
+CORRECTED = "The p-values are corrected for all columns of all batches."
 Compared = ColumnComparison | JointComparison
 MEANINGS = (
     Meaning(
@@ -308,7 +307,7 @@ def _frame(comparison: TableComparison) -> Frame:
 
 
 class Shift(NamedTuple):
-    """The verdict on a column in one or two words, and the tone in which media show it, such as "bad"."""
+    """The verdict on a column in one or two words, and the tone of this verdict in a medium, such as "bad"."""
 
     words: str
     tone: Tone
@@ -491,3 +490,107 @@ def size(comparison: TableComparison) -> str:
 
 def _named(form: str, name: str | None) -> str:
     return "" if name is None else form.format(quoted(name))
+
+
+@dataclass(frozen=True)
+class Batches(Shown):
+    """Comparisons of several batches with one reference, and the verdicts of the gates.
+
+    Attributes:
+        comparisons: the comparison of each batch; ``q_name`` is the name of the batch.
+        verdicts: the verdicts for each batch.
+    """
+
+    comparisons: tuple[TableComparison, ...]
+    verdicts: tuple[tuple[Verdict, ...], ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """A first line, and then the outcome of each batch.
+
+        With gates, the first line has the number of batches that fail or are unclear. Without gates, the first line
+        states how p-values are corrected.
+        """
+        number = counted(len(self.comparisons), "batch", "batches")
+        outcomes = [worst(verdicts) for verdicts in self.verdicts]
+        whole = f"{number}; p-values are corrected for all of them."
+        if "failed" in outcomes:
+            whole = f"Failed: {outcomes.count('failed')} of {number}."
+        elif "unclear" in outcomes:
+            whole = f"Cannot tell: {outcomes.count('unclear')} of {number}."
+        elif any(self.verdicts):
+            whole = f"Passed: {number}."
+        return [whole, *(f"{page.title}: {page.outcome}" for page in self.pages)]
+
+    @property
+    def pages(self) -> list[Document]:
+        """The document of each batch, with the name of the batch as its title."""
+        pages = map(document, self.comparisons, self.verdicts)
+        return [_of_batch(each.q_name, page) for each, page in zip(self.comparisons, pages, strict=True)]
+
+
+def _of_batch(name: str, page: Document) -> Document:
+    """Return a document with the name of its batch as title, and at the beginning of each limit and sentence."""
+    verdicts = (
+        replace(
+            each,
+            limit=f"{name}: {each.limit}",
+            failures=tuple(f"{name}: {failure}" for failure in each.failures),
+            unclear=tuple(f"{name}: {sentence}" for sentence in each.unclear),
+        )
+        for each in page.verdicts
+    )
+    return replace(page, title=name, verdicts=tuple(verdicts))
+
+
+def of_batches(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
+    """Return the document of several batches that are compared with one reference."""
+    pages, reference = batches.pages, batches.comparisons[0].p_name
+    levels: dict[Tone, Level] = {"bad": "error", "warning": "warning"}
+    remarks = [Remark(levels.get(page.tone, "note"), f"{page.title}: {page.outcome}") for page in pages]
+    number = counted(len(pages), "batch", "batches")
+    different = [each for each in batches.comparisons if differing(each)]
+    farthest = max(different, key=largest_shift, default=None)
+    verb = "differs" if len(different) == 1 else "differ"
+    partial_batches = sum(bool(each.not_compared) for each in batches.comparisons)
+    partly = f"; {partial_batches} could not be compared in full" if partial_batches else ""
+    return Document(
+        f"{number} against {reference}",
+        Headline(
+            f"{len(different)} of {number} {verb} from {reference}{partly}",
+            CORRECTED
+            if farthest is None
+            else f"The largest difference is in {farthest.q_name}: {summary(farthest)} {CORRECTED}",
+            f"PSI in nats, with intervals of {100 * batches.comparisons[0].confidence:g}% confidence",
+            tone=worst_tone(page.headline.tone for page in pages),
+        ),
+        (
+            *(Gallery("History", [plot]) for plot in draw_history(batches.comparisons)),
+            Findings("Batches", remarks),
+            *(Section(page.title, page.blocks, is_open=False) for page in pages),
+        ),
+        (*verdicts, *chain.from_iterable(page.verdicts for page in pages)),
+        pages[0].meanings,
+        partial(_fields_of_batches, batches),
+        partial(_frame_of_batches, pages),
+        "kullback watch",
+        limit=pages[0].limit,
+        measured=measured(batches.comparisons[0]),
+        plot=next(iter(draw_history(batches.comparisons)), None),
+    )
+
+
+def _fields_of_batches(batches: Batches) -> Fields:
+    """Return the fields of the JSON; ``batches`` has an object of the schema ``kullback.tables`` for each batch."""
+    return {"schema": "kullback.batches/1", "batches": [schema.fields(each) for each in batches.comparisons]}
+
+
+def _frame_of_batches(pages: Sequence[Document]) -> Frame:
+    """Return the rows of all batches; the first column contains the name of the batch."""
+    frames = [(page.title, page.frame()) for page in pages if page.frame is not None]
+    names = [name for name, frame in frames for _ in frame.columns["column"]]
+    columns = {
+        name: np.concatenate([np.asarray(frame.columns[name]) for _, frame in frames])
+        for name in frames[0][1].columns
+    }
+    return Frame({"batch": names, **columns})

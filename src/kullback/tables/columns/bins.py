@@ -11,7 +11,7 @@ from kullback.tables.columns.types import GRIDDED, ColumnType
 from kullback.tables.columns.written_numbers import Written
 
 OTHER = "other categories"
-# The labels of the bins after those of numbers or categories, and the attributes of `ColumnProfile` with their weights.
+# The labels of the last bins, after numbers or categories, and the attributes of `ColumnProfile` with their weights.
 SPECIALS = {
     "missing": "missing",
     "not a number": "not_a_number",
@@ -27,13 +27,13 @@ class Bins(ShortRepr):
     Attributes:
         column_type: the type of the column.
         edges: the lower end of each bin of numbers except the first, in the column's unit.
-        labels: the label of each bin: the bins of numbers or categories come first, and those of `specials` follow.
+        labels: the label of each bin. The bins of numbers or categories come first, then the bins of `specials`.
         center: the center of the grid.
         cuts: the first bucket of each bin of numbers except the first.
         categories: the categories that have a bin each.
         other: whether a bin holds all other categories.
         specials: the labels of the last bins, which are keys of `SPECIALS`.
-        written: the way in which numbers or dates are written if the column is text; None for other columns.
+        written: the format of the numbers or dates in a column of text; None for other columns.
 
     Example:
         >>> import pyarrow as pa

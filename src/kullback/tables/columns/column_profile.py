@@ -27,9 +27,9 @@ class ColumnProfile(ShortRepr):
     Every count is a sum of row weights; each row has the weight 1 if the table has no weights.
 
     Attributes:
-        column_type: ``"numeric"``; ``"datetime"`` for timestamps and dates, in microseconds since 1970, in UTC if there
-            is a time zone; ``"boolean"``; ``"categorical"``; ``"text"`` for many long strings, whose lengths and words
-            are counted.
+        column_type: ``"numeric"``; ``"boolean"``; ``"categorical"``; ``"datetime"`` for timestamps and dates, in
+            microseconds since 1970, in UTC if there is a time zone; or ``"text"`` for many long strings, whose lengths
+            and words are counted.
         center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, timestamps and lengths.
         buckets: the weight of every occupied bucket.
         categories: the weight of every category; the categories of a boolean column are ``"false"`` and ``"true"``.
@@ -42,11 +42,11 @@ class ColumnProfile(ShortRepr):
         other_categories: the weight of the categories that a shortened profile no longer names.
         integer: whether the type of the column holds integers only.
         zoned: whether timestamps have a time zone; None for dates, for other types, and if parts of the table differ.
-        words: for texts, the weight of the rows that contain a word of a group, by the group's number (see
-            `kullback.tables.columns.word_groups`); None for other types, and if words were not counted.
-        written: the way in which numbers or dates are written if the column is text; None for other columns.
-        unparsed: the weight of the texts that are not written in this way; `missing` includes this weight.
-        unparsed_texts: the weights of the most frequent texts that are not written in this way.
+        words: for texts, the weight of the rows with a word of a group, by the group's number (see
+            `kullback.tables.columns.word_groups`). None for other types, and if words were not counted.
+        written: the format of the numbers or dates in a column of text; None for other columns.
+        unparsed: the weight of the texts that do not have this format; `missing` includes this weight.
+        unparsed_texts: the weights of the most frequent texts that do not have this format.
         unseparated: the weight of the numbers that differ from the center but share its bucket.
 
     Example:

@@ -6,7 +6,7 @@ With center :math:`c`, a number :math:`x` at a distance :math:`a = |x - c| = 2^e
 
 so each octave has 32 buckets of equal width, which is 1.6 to 3.1 % of the distance, and :math:`b` grows with :math:`x`.
 Bucket 0 contains the center and all numbers less than :math:`2^{-1022}` (the smallest normal number) away from the
-center. `ColumnProfile.unseparated` is the weight of these numbers, without that of the center.
+center. `ColumnProfile.unseparated` is the weight of these numbers without the center.
 
 The octaves are powers of two, so the upper 17 bits of a float64 give its bucket, exactly and without a logarithm. Each
 integer up to 63 away from the center has a bucket of its own.

@@ -1,4 +1,9 @@
-"""Recognition of identifiers: columns where nearly every row has its own value, which is no amount and no date."""
+"""The type of a column, as its values tell: identifiers; and for strings categories, text, numbers, dates or times.
+
+`identifies` recognizes identifiers: nearly every row has its own value, and the values are no amounts and no dates.
+`is_text` distinguishes text from categories. `ways_to_read` returns the columns of strings that are numbers or dates:
+at least 90 % of each side's texts are numbers or dates that are written in one way.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +92,8 @@ NUMBERS: frozenset[ColumnType] = frozenset(("numeric", "datetime"))
 LEAST_SHARE = 0.9  # a column is read as numbers or dates if at least this share of each side's texts are
 # A column is not read as numbers or dates if more than a tenth of its texts have more characters than this.
 _LONGEST = 40
-# The first of two ways is right if the texts that only this way reads weigh more than _RATIO times as much as the texts
-# that only the second way reads, and more than _LEAST_EVIDENCE of all texts.
+# The first of two ways is right under two conditions. The texts that only this way reads weigh more than _RATIO times
+# as much as the texts that only the second way reads. They also weigh more than _LEAST_EVIDENCE of all texts.
 _RATIO = 9.0
 _LEAST_EVIDENCE = 0.005
 _FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
@@ -207,7 +212,7 @@ def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
 
 
 def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | str:
-    """Return the one way in which a column is written, or the reason why there is none.
+    """Return the format of a column, or the reason why there is no single format.
 
     `sides` has the evidence of each side on which the column is text and has values. `column_type` is the type of the
     other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
@@ -241,7 +246,7 @@ def _likely(side: Evidence) -> list[Written]:
 
 
 def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
-    """Return whether all texts to which the two ways give different values are certainly written in the first way."""
+    """Return whether the first way is certainly right for all texts that have different values in the two ways."""
     for at, side in enumerate(sides):
         marks = _contested(way, rival, side)
         if not marks:
@@ -266,7 +271,7 @@ def _beats(way: Written, rival: Written, sides: Sequence[Evidence]) -> bool:
 
 
 def _contested(way: Written, rival: Written, side: Evidence) -> list[str]:
-    """Return the separators in the texts to which the two ways give different values."""
+    """Return the separators in the texts that have different values in the two ways."""
     return [key[3] for key in side if key[:3] == ("contested", way, rival)]
 
 
@@ -282,7 +287,7 @@ def _divided(way: Written, rival: Written, side: Evidence) -> bool:
 
 
 def _separators(way: Written, sides: Sequence[Evidence]) -> str:
-    """Return the separators of thousands, only the certain ones if some texts have the other decimal separator."""
+    """Return the separators of thousands; without doubtful ones if some texts have the other decimal separator."""
     rival = way._replace(form="," if way.form == "." else ".")
     doubtful = any(side.get(("only", rival, way)) for side in sides)
     kind = "separates surely" if doubtful else "separates"

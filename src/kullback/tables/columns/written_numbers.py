@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kullback.tables.columns.column_profile import ColumnProfile
 
 What = Literal["numbers", "dates", "times"]
-# Each letter stands for a part of a date: y for year, m for month, d for day, and b for the name of a month.
+# Each letter is a part of a date: y is the year, m the month, d the day, and b the name of a month.
 DATE_FORMS = ("ymd", "dmy", "mdy", "dby", "bdy")
 DECIMALS = ".,"
 SEPARATORS = ",.'\u2019 \u00a0\u202f"  # the characters that may separate thousands
@@ -220,7 +220,7 @@ def dates_of(texts: Any, form: str) -> Dates:
 
 
 def times_of(texts: Any) -> tuple[Floats, Flags]:
-    """Return the seconds since midnight that each text stands for, and which texts are times of day."""
+    """Return each text as seconds since midnight, and whether the text is a time of day."""
     parts = _extracted(texts, rf"^{_BLANKS}{_TIME}{_BLANKS}$")
     shaped = ~is_missing(parts["hour"])
     if not shaped.any():
@@ -293,7 +293,7 @@ def _looked_up(texts: Any, number_of: Callable[[str], int]) -> Integers:
 
 
 def _whole(digits: Any) -> Integers:
-    """Return the integer that each text of digits stands for; 0 for an empty or missing text."""
+    """Return each text of digits as an integer; 0 for an empty or missing text."""
     import pyarrow as pa
 
     if not _lengths(digits).any():
@@ -400,7 +400,7 @@ def texts_of(column: ColumnProfile) -> Any:
 
 
 def shares(evidence: Evidence) -> dict[Literal["numbers", "dates"], float]:
-    """Return the share of texts with the shape of numbers, and with that of dates; 0 for fewer than 20 such texts."""
+    """Return the share of texts that look like numbers, and like dates; 0 for fewer than 20 such texts."""
     total = evidence.get(("all",), 0.0)
     return {
         what: evidence.get(("shape", what), 0.0) / total

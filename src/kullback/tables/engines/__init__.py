@@ -7,7 +7,7 @@
 | pandas, PyArrow | this package, in slices of the columns |
 | Polars (eager or lazy) | Polars, which runs the query as a stream |
 | Ibis | the engine behind Ibis, which runs the query as a stream |
-| Dask, PySpark | the workers, each of which counts a part of the table (`parts`) |
+| Dask, PySpark | the workers; each worker counts a part of the table (`parts`) |
 
 An engine gives the table's columns and Arrow batches of the table's rows (`engine`). One counter counts all batches
 with NumPy on threads, and counters of parts are merged.

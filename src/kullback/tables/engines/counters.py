@@ -408,8 +408,8 @@ def _weighed(table: Any) -> Any:
     return pa.table({"value": encoded.dictionary, "weight": sums})
 
 
-# JointCounts holds the weight of each combination of bins that occurs, for one group of columns. CountsByGroup holds
-# the JointCounts of several groups.
+# For one group of columns, JointCounts has the weight of each combination of bins that occurs. CountsByGroup has the
+# JointCounts of several groups.
 JointCounts = dict[tuple[Any, ...], float]
 CountsByGroup = dict[tuple[str, ...], JointCounts]
 

@@ -44,7 +44,7 @@ def unparsed_of(name: str) -> str:
 
 
 def text_of(name: str) -> str:
-    """Return the name of the table's column from which a parsed or an extra column is read."""
+    """Return the name of the table's column that contains the text of a parsed or an extra column."""
     return name.removesuffix(_UNPARSED)
 
 

@@ -1,4 +1,4 @@
-"""Groups of values that are too rare for a bin each, in which differences between P's and Q's values stay visible.
+"""Groups of values that are too rare for a bin each. The groups show differences between P's and Q's values.
 
 If rare values were pooled into one bin, 500 shops in P and 500 entirely different shops in Q would look equal. Each row
 is therefore placed in a group by the occurrences of its value in all *other* rows. The value may occur in neither

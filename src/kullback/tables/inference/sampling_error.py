@@ -12,7 +12,7 @@ from kullback.common.inference import student_ratio
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction
 
-MOST_GAIN = 100.0  # a variance is at least that of 100 times as many independent rows
+MOST_GAIN = 100.0  # a variance is at least the variance of 100 times as many independent rows
 BLOCK = 1 << 21  # about this many numbers are drawn at a time
 
 

@@ -297,7 +297,7 @@ def ordered_test_of_clusters(a: Floats, b: Floats, random: np.random.Generator) 
         return np.square(_cumulative(first) - _cumulative(second)) @ weights
 
     if len(a) > MOST_PERMUTED or (of_p & of_q).any():
-        # A cluster with rows on both sides has a single residual, that of the difference.
+        # A cluster with rows on both sides has a single residual: the difference.
         residuals = _residuals(a) - _residuals(b)
         least = min(int(of_p.sum()), int(of_q.sum()))
         covariance = residuals.T @ residuals * least / max(least - 1, 1)

@@ -1,1 +1,0 @@
-"""Random and quasi-random draws of distributions."""
