@@ -373,16 +373,12 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
     if (table.bins is not None and table.bins.other) or not all(map(np.allclose, counts, rows)):
         # The number of rows is unknown for weighted rows, and for categories that a profile does not name.
         label = OTHER if table.bins is not None and table.bins.other else f"{values:,} rare values"
-        sums = [
-            np.append(side, each[rare].sum()) for side, each in zip((p, q), (table.p, table.q), strict=True)
-        ]
-        return _Pooled(frequent, (label,), sums[0], sums[1], values)
+        p, q = np.append(p, table.p[rare].sum()), np.append(q, table.q[rare].sum())
+        return _Pooled(frequent, (label,), p, q, values)
     grouped = rare_values(rows[0], rows[1], settings.sizes, settings.random)
-    sums = [
-        np.append(side, group / scale)
-        for side, group, scale in zip((p, q), grouped.totals, scales, strict=True)
-    ]
-    return _Pooled(frequent, grouped.labels, sums[0], sums[1], values, grouped, scales=scales)
+    of_p, of_q = grouped.totals
+    p, q = np.append(p, of_p / scales[0]), np.append(q, of_q / scales[1])
+    return _Pooled(frequent, grouped.labels, p, q, values, grouped, scales=scales)
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
@@ -490,10 +486,9 @@ def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin
         bins.append(
             Bin(f"{len(rest):,} others", None, None, *(float(side[rest].sum()) for side in (a, b, parts)))
         )
-    labels = {index: pooled.groups[index - number] for index in groups}
-    bins += [
-        Bin(labels[each], None, None, float(a[each]), float(b[each]), float(parts[each])) for each in groups
-    ]
+    for index in groups:
+        label = pooled.groups[index - number]
+        bins.append(Bin(label, None, None, float(a[index]), float(b[index]), float(parts[index])))
     return tuple(bins)
 
 

@@ -203,32 +203,25 @@ def column_findings(
     """Yield findings on the values of a column."""
     sides = (("P", p), ("Q", q))
 
-    def where(holds: list[bool]) -> str:
-        return " and ".join(side for (side, _), here in zip(sides, holds, strict=True) if here)
-
     def of_column(code: str, message: str) -> Finding:
         return finding(code, f"{quoted(name)} {message}", name)
 
     for code, holds, message in (
-        ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
-        (
-            "not-a-number",
-            [column.not_a_number > 0 for _, column in sides],
-            "holds NaN in {}: a bin of its own",
-        ),
+        ("all-missing", lambda x: x.empty, "has no value in {}"),
+        ("not-a-number", lambda x: x.not_a_number > 0, "holds NaN in {}: a bin of its own"),
         (
             "infinite-values",
-            [column.minus_infinity + column.plus_infinity > 0 for _, column in sides],
+            lambda x: x.minus_infinity + x.plus_infinity > 0,
             "has infinite numbers in {}, which have bins of their own",
         ),
         (
             "unnamed-categories",
-            [column.other_categories > 0 for _, column in sides],
+            lambda x: x.other_categories > 0,
             "has categories that the profile of {} does not name; they are compared as one",
         ),
     ):
-        if any(holds):
-            yield of_column(code, message.format(where(holds)))
+        if where := " and ".join(side for side, column in sides if holds(column)):
+            yield of_column(code, message.format(where))
     yield from _constant_findings(name, constant_label(p), constant_label(q))
     if None not in (p.zoned, q.zoned) and p.zoned != q.zoned:
         yield of_column(
