@@ -1,4 +1,4 @@
-"""Contingency tables: the weights of P and of Q in the bins of a column, or in the combined bins of several columns."""
+"""Contingency tables, the weights of P and of Q in the bins of one or several columns, and a comparison's settings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-r"""The candidate classifiers of `density_ratio`; each is fitted to labeled draws and returns log-odds.
+r"""The candidate classifiers of `density_ratio`, fitted to labeled draws, their log-odds, and what these miss.
 
-The sides of draws with equal coordinates show how much of log(p / q) the classifiers miss.
-
-One of them is the ratio of two Gaussian densities, for which KL has an unbiased estimate. Let :math:`\delta` be the
+One classifier is the ratio of two Gaussian densities, for which KL has an unbiased estimate. Let :math:`\delta` be the
 difference of the sample means, and :math:`S_p` and :math:`S_q` the sample covariances of n draws of P and m draws of Q
 with d components. The estimate is
 

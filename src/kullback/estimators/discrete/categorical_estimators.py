@@ -1,7 +1,7 @@
-"""Estimators of KL from draws of categories, with standard errors, intervals and notes.
+"""Estimators of KL and other divergences from draws of categories, with standard errors, intervals and notes.
 
-All estimators return the interval of `kl_interval`, which does not depend on the estimator. For weighted or clustered
-draws, the formulas use an effective number of independent draws.
+All estimators of KL return the interval of `kl_interval`, which does not depend on the estimator. For weighted or
+clustered draws, the formulas use an effective number of independent draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Maps that make draws nearly Gaussian, and a Gaussian pilot density for nearest-neighbor estimates.
+"""Densities from nearest neighbors: maps that make draws nearly Gaussian, and a Gaussian pilot density.
 
 A smooth one-to-one map of the draws does not change KL. Each component is mapped by a monotone spline through a few
 quantiles, with generalized Pareto tails, so that Q's draws are nearly normal. After this map, a Gaussian density g is
