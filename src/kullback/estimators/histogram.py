@@ -273,7 +273,7 @@ class _Sides:
         """Return the counts in the bins (-inf, edges[0]], (edges[0], edges[1]], ..., (edges[-1], inf)."""
         if self.tops is not None:
             edges = self.between_values(edges)
-        if self.p.is_plain and self.q.is_plain:
+        if self.first.below is self.second.below is self.p.cluster is self.q.cluster is None:
             x, y = self.first.values, self.second.values
             a = np.diff(np.searchsorted(x, edges, "right"), prepend=0, append=len(x))
             b = np.diff(np.searchsorted(y, edges, "right"), prepend=0, append=len(y))

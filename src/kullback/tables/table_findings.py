@@ -13,8 +13,8 @@ import numpy as np
 from kullback.errors import LONGEST_MESSAGE, printable, quoted
 from kullback.results.finding import Finding, Level
 from kullback.tables.choose_bins import constant_label
-from kullback.tables.columns.text_types import identifies, reason_against
-from kullback.tables.columns.written_numbers import evidence_of_categories, shares
+from kullback.tables.columns.text_types import evidence_of_categories, identifies, reason_against
+from kullback.tables.columns.written_numbers import shares
 
 if TYPE_CHECKING:
     from kullback.results.finding import Finding

@@ -8,7 +8,7 @@ at least 90 % of each side's texts are numbers or dates that are written in one 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from kullback.tables.columns.written_numbers import (
     are_codes,
     are_digits,
     evidence_of,
-    evidence_of_categories,
-    texts_of,
+    may_be_values,
+    shares,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _DIFFERENT = 0.9  # identifiers have at least this ratio of different values to 
 # more than this share of its texts are amounts.
 _MOST = 0.5
 _MOST_READ = 20_000  # at most this many texts are examined
+_SAMPLE = 1000  # a sample has this many of the most frequent texts, and this many others
+_SUSPECTED = 0.3  # all texts are examined if at least this share of the sample may be numbers or dates
 _DIGITS_OF_CODE = 8  # numbers of one length with at least this many digits are codes
 
 
@@ -97,6 +99,41 @@ _LONGEST = 40
 _RATIO = 9.0
 _LEAST_EVIDENCE = 0.005
 _FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
+
+
+def evidence_of_categories(column: ColumnProfile, fewest: int = FEWEST_NUMBERS) -> Evidence:
+    """Return the evidence of the named categories of a column.
+
+    With fewer than `fewest` categories, or if a sample shows that most are neither numbers nor dates, the evidence is
+    only the weight of all texts.
+    """
+    import pyarrow as pa
+
+    number = len(column.categories)
+    weights = np.fromiter(column.categories.values(), np.float64, number)
+    all_alone = {("all",): float(weights.sum())}
+    if number < max(fewest, 1):
+        return all_alone
+    texts = texts_of(column)
+    if weights[may_be_values(texts)].sum() < _SUSPECTED * weights.sum():
+        return all_alone
+    if number > 2 * _SAMPLE:
+        heaviest = np.argpartition(weights, -_SAMPLE)[-_SAMPLE:]
+        rest = np.setdiff1d(np.arange(number), heaviest)
+        spaced = rest[:: len(rest) // _SAMPLE]
+        scale = weights[rest].sum() / weights[spaced].sum()
+        sample = pa.array(np.concatenate([heaviest, spaced]))
+        sampled = np.concatenate([weights[heaviest], scale * weights[spaced]])
+        if max(shares(evidence_of(texts.take(sample), sampled)).values()) < _SUSPECTED:
+            return all_alone
+    return evidence_of(texts, weights)
+
+
+def texts_of(column: ColumnProfile) -> Any:
+    """Return the named categories of a column as an Arrow array."""
+    import pyarrow as pa
+
+    return pa.array(list(column.categories), pa.large_string())
 
 
 def is_text(rows: int, characters: int, distinct: int) -> bool:

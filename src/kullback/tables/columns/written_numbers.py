@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
 from kullback.common.plain_values import JsonObject
 from kullback.tables.columns.types import ArrowArray, Field, call, is_missing
-
-if TYPE_CHECKING:
-    from kullback.tables.columns.column_profile import ColumnProfile
 
 What = Literal["numbers", "dates", "times"]
 # Each letter is a part of a date: y is the year, m the month, d the day, and b the name of a month.
@@ -330,8 +327,6 @@ def _flags(answers: Any) -> Flags:
 
 # A column of text with fewer different numbers may hold codes or ratings, which are categories.
 FEWEST_NUMBERS = 20
-_SAMPLE = 1000  # a sample has this many of the most frequent texts, and this many others
-_SUSPECTED = 0.3  # all texts are examined if at least this share of the sample may be numbers or dates
 _MOST_UNITS = 3  # only this many of the most frequent units are examined
 
 # The weight of the texts with each property. Properties of texts are ("all",), ("codes",), ("shape", "numbers") ...
@@ -362,41 +357,6 @@ def evidence_of(texts: Any, weights: Floats) -> Evidence:
         for key, weight in evidence.items()
         if weight
     }
-
-
-def evidence_of_categories(column: ColumnProfile, fewest: int = FEWEST_NUMBERS) -> Evidence:
-    """Return the evidence of the named categories of a column.
-
-    With fewer than `fewest` categories, or if a sample shows that most are neither numbers nor dates, the evidence is
-    only the weight of all texts.
-    """
-    import pyarrow as pa
-
-    number = len(column.categories)
-    weights = np.fromiter(column.categories.values(), np.float64, number)
-    all_alone = {("all",): float(weights.sum())}
-    if number < max(fewest, 1):
-        return all_alone
-    texts = texts_of(column)
-    if weights[may_be_values(texts)].sum() < _SUSPECTED * weights.sum():
-        return all_alone
-    if number > 2 * _SAMPLE:
-        heaviest = np.argpartition(weights, -_SAMPLE)[-_SAMPLE:]
-        rest = np.setdiff1d(np.arange(number), heaviest)
-        spaced = rest[:: len(rest) // _SAMPLE]
-        scale = weights[rest].sum() / weights[spaced].sum()
-        sample = pa.array(np.concatenate([heaviest, spaced]))
-        sampled = np.concatenate([weights[heaviest], scale * weights[spaced]])
-        if max(shares(evidence_of(texts.take(sample), sampled)).values()) < _SUSPECTED:
-            return all_alone
-    return evidence_of(texts, weights)
-
-
-def texts_of(column: ColumnProfile) -> Any:
-    """Return the named categories of a column as an Arrow array."""
-    import pyarrow as pa
-
-    return pa.array(list(column.categories), pa.large_string())
 
 
 def shares(evidence: Evidence) -> dict[Literal["numbers", "dates"], float]:
