@@ -33,7 +33,7 @@ from kullback.kernels.native import library
 SCHEMA = "kullback.benchmark/1"
 RESULTS = Path(__file__).parent / "results"
 SEED = 0
-CPU_TIME = "Measured on one thread, in processor time, because other programs ran at the same time."
+CPU_TIME = "Measured on one thread, in the time of the processor, as other programs ran at the same time."
 
 Case = dict[str, Any]
 Result = dict[str, Any]

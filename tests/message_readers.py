@@ -81,7 +81,8 @@ def plain_raises(package: Path, kinds: set[str]) -> dict[str, list[str]]:
     """The exceptions of these classes that are made of text, in each file, as source text."""
     plain: dict[str, list[str]] = {}
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)) if any(kind in source for kind in kinds) else ():
             match node:
                 case ast.Call(func=ast.Name(id=name), args=[ast.JoinedStr() | ast.Constant(), *_]) if (
                     name in kinds

@@ -262,6 +262,7 @@ def test_every_closed_form_in_cpp_is_measured_and_at_least_twice_as_fast_as_in_p
     assert min(row["gradient"].values()) > 0
 
 
+@pytest.mark.sweep
 def test_normals_of_many_dimensions_are_measured_beside_torch_and_shown() -> None:
     bench, document = (
         script("bench_normals"),

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import kullback
 from kullback import Logits, Probs, compare
-from kullback.cli import compare_command, model_comparison, prediction_comparison
+from kullback.cli import model_comparison, prediction_comparison, table_comparison
 from kullback.cli.commands import kullback as command
 from kullback.comparison import subject_of
 from kullback.errors import ArgumentTypeError, KullbackError
@@ -95,7 +95,7 @@ def test_files_decide_as_on_the_command_line(
     # The command line: each comparison is replaced by a function that takes down its name.
     taken: list[str] = []
     for module, name, kind in (
-        (compare_command, "run_table_comparison", "tables"),
+        (table_comparison, "run_table_comparison", "tables"),
         (model_comparison, "run_model_comparison", "models"),
         (prediction_comparison, "run_prediction_comparison", "predictions"),
     ):

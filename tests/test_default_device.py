@@ -244,8 +244,8 @@ def test_every_new_tensor_names_its_device() -> None:
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
-        and ast.unparse(call.func.value) == "torch"
         and call.func.attr in CONSTRUCTORS
+        and ast.unparse(call.func.value) == "torch"
         and not {"device", None} & {keyword.arg for keyword in call.keywords}
     ]
     assert unnamed == []

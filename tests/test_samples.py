@@ -669,6 +669,7 @@ def test_the_anderson_darling_statistic_is_that_of_scipy() -> None:
         )
 
 
+@pytest.mark.sweep
 def test_p_values_of_vectors_are_valid_for_extreme_distances() -> None:
     """Where most draws were equal, or some of them very far away, statistics were NaN and the p-value was 0."""
     for n in (60, 1300):

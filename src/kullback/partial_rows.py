@@ -171,7 +171,7 @@ class PartialRows:
         )
 
     def with_all_known(self) -> PartialRows:
-        """Return the rows with one list of all known classes (top, draws and label); such are unranked rows already."""
+        """Return the rows with one list of all known classes (top, draws and label), as unranked rows have."""
         if not self.is_ranked or self.complete is not None:
             return self
         at_label = torch.where(self.label_log_probs.isnan(), -torch.inf, self.label_log_probs)
@@ -261,7 +261,7 @@ def without_padding(indices: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def places_of(indices: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where `others`, shape (rows, m), lists each class of `indices`, shape (rows, k), and whether it does."""
+    """Return the place of each class of `indices` (rows, k) in `others` (rows, m), and whether it is there."""
     ordered, order = others.sort(-1)
     place = torch.searchsorted(ordered, indices).clamp(max=others.shape[-1] - 1)
     return order.gather(-1, place), ordered.gather(-1, place) == indices
@@ -272,12 +272,8 @@ def summarize_rows(
 ) -> PartialRows:
     """Return the data that a reference file stores for rows of logits, on the CPU.
 
-    Arguments:
-        logits: the logits, float64, shape (rows, classes), without NaN and +inf. The function overwrites these logits.
-        labels: the true classes, shape (rows,).
-        top: the number of most probable classes to keep.
-        uniforms: uniform random numbers from [0, 1) that determine the draws, shape (rows, draws).
-        start: the number of the first row.
+    The logits, float64 without NaN and +inf, are overwritten. `uniforms`, shape (rows, draws), are random numbers from
+    [0, 1) that determine the draws.
     """
     rows, classes = logits.shape
     device = logits.device

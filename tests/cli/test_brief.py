@@ -61,6 +61,7 @@ def numbers(folder: Path, *arguments: object) -> dict:
 PREDICTIONS = ("p.npy", "q.npy", "--as", "logits", "--labels", "labels.npy", "--cluster", "documents.npy")
 
 
+@pytest.mark.sweep
 @WIDTHS
 def test_predictions(data: Path, width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,6 +93,7 @@ def test_predictions_with_tokens(data: Path, width: int) -> None:
     assert any("␣wört" in line for line in printed)
 
 
+@pytest.mark.sweep
 @WIDTHS
 def test_tables(data: Path, width: int) -> None:
     arguments = ("before.csv", "after.csv", "--as", "table")
@@ -108,6 +110,7 @@ def test_tables(data: Path, width: int) -> None:
     assert printed[-1].startswith("More: --full (all numbers")
 
 
+@pytest.mark.sweep
 def test_one_batch_prints_what_compare_prints(data: Path, tmp_path: Path) -> None:
     tables = ("before.csv", "after.csv")
     profile = ("--profile", str(tmp_path / "profile.json"), "--no-progress")

@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         PADDED: folders.padded,
     }.items():
         shutil.copytree(model(), folder / name)
-    (folder / "wiki.txt").write_text(text()[:3000])
+    (folder / "wiki.txt").write_text(text()[:2000])
     models = [folder / name for name in (BASE, INT8, BF16, PADDED)]
     result = run(
         "compare", *models, "--text", folder / "wiki.txt", "--context", 48, "--card", folder / "card", *LIMIT
@@ -85,6 +85,8 @@ def test_the_hashes_are_those_of_the_files(place: Path) -> None:
         return hashlib.sha256(file.read_bytes()).hexdigest()
 
     assert held["base"]["weights_sha256"] == of(place / BASE / "model.safetensors")
+    for each in held["candidates"]:
+        assert each["weights_sha256"] == of(place / each["name"] / "model.safetensors")
     assert held["text"]["sha256"] == of(place / "wiki.txt")
     assert held["reference"]["sha256"] == of(path)
     assert held["reference"]["bytes"] == path.stat().st_size
@@ -137,8 +139,8 @@ def test_the_tables_of_the_readme_have_the_numbers_of_the_report(place: Path) ->
     values = dict(protocol)
     assert values["dtype and device"] == "float32, cpu"
     assert values["context and score"] == "48, second-half"
-    assert values["tokens"] == "713 scored of 1,488"
-    assert "31 windows as units" in values["intervals"]
+    assert values["tokens"] == "483 scored of 1,008"
+    assert "21 windows as units" in values["intervals"]
     assert "top 64 classes and 32 draws" in values["reference.klref"]
     assert "do not publish it if the text is private" in readme
     assert f"Only a comparison with the base repeats {PADDED}" in readme
@@ -186,6 +188,40 @@ def test_the_commands_of_the_readme_run_in_another_folder(
     assert record(place / "card") == before  # the original command makes the card again
 
 
+def test_other_weights_of_the_same_name_are_a_warning_in_the_short_output(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, weights in {"card": "card", INT8: BASE, "renamed": BF16}.items():
+        shutil.copytree(place / weights, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    result = run("compare", "card", INT8, "renamed", "--json", "again.json")
+    assert result.exit_code == 0, result.output
+    fields = record(Path("card"))
+    hashes = {each["name"]: each["weights_sha256"][:12] for each in [*fields["candidates"], fields["base"]]}
+    warning = (
+        f"{INT8}: warning: its weight files are not those of the card (SHA-256 {hashes[INT8]} on the card, "
+        f"{hashes[BASE]} here)."
+    )
+    words = " ".join(result.stdout.split())
+    assert words.count(warning) == 1
+    assert f"Mean KL(P||Q) of {INT8} on the card is" in words
+    notes = json.loads(Path("again.json").read_text())["notes"]
+    assert [note for note in notes if "warning" in note] == [warning]
+    [by_weights] = [
+        note for note in notes if f"of {BF16}, whose weight files renamed has, on the card is" in note
+    ]
+    assert by_weights.endswith("overlap.")
+    (tmp_path / "renamed").replace(tmp_path / "elsewhere")
+    shutil.copytree(place / BF16, tmp_path / INT8, dirs_exist_ok=True)  # another candidate of the card
+    words = " ".join(run("compare", "card", INT8).stdout.split())
+    assert f"of {BF16}, whose weight files {INT8} has, on the card is" in words
+    del fields["candidates"][1]["weights_sha256"]  # as on a card of an earlier version
+    Path("card", "card.json").write_text(json.dumps(fields))
+    shutil.copytree(place / BASE, tmp_path / INT8, dirs_exist_ok=True)
+    assert "warning" not in run("compare", "card", INT8).stdout
+
+
+@pytest.mark.sweep
 def test_groups_by_key_repeat_with_the_text(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,9 +291,13 @@ def test_what_cannot_have_a_card_is_one_line_and_the_remedies_work(
         f"{line} {tmp_path / 'none' / 'new'}": "No such file or directory; name a folder in an existing directory",
         f"{line} wiki.txt": "Not a directory; name a folder in an existing directory",
         f"{line} {tmp_path / 'new'} --json {tmp_path / 'new' / 'card.json'}": "name another one",
-        f"compare http://127.0.0.1:9 {BF16} --text wiki.txt --card {tmp_path / 'new'}": "(without --card)",
+        f"compare http://127.0.0.1:9 {BF16} --text wiki.txt --card {tmp_path / 'new'}": "; leave --card out",
         f"compare card {BF16} --card card": "a folder to read",
+        f"compare card {BF16} --group role": "--text: wanted a text, whose messages",
+        f"compare card {BF16} --format llama.cpp": "a side that gives some; leave --format out",
+        f"compare card {BF16} --until-sure mean=0.01": "; leave --until-sure out",
         f"compare card {BF16} --context 128": "--context: wanted 48, as in card/reference.klref; got 128; leave it out",
+        f"compare card {BF16} --context 512": "--context: wanted 48, as in card/reference.klref; got 512; leave it out",
         f"compare card {BF16} --score all": "--score: wanted second-half, as in",
         f"compare card/reference.klref {BF16} --windows 3": "got 3; leave it out",
         "compare a.npy b.npy --as logits --card new": "--card is for comparing models; leave it out",

@@ -58,6 +58,7 @@ def test_the_command_line_has_the_numbers_of_the_models(root: Path, tmp_path: Pa
     assert means["one at a time"] == pytest.approx(means["models"], rel=0.1)  # by draws
 
 
+@pytest.mark.sweep
 def test_several_candidates_share_a_head_and_record_needs_no_text(root: Path, tmp_path: Path) -> None:
     result = run("record", root / "base.hidden", "--head", folders.base(), "-o", tmp_path / "base.klref")
     assert result.exit_code == 0, result.output
@@ -74,15 +75,20 @@ def test_several_candidates_share_a_head_and_record_needs_no_text(root: Path, tm
     assert report["candidates"][0]["model"]["kind"] == "hidden states"
 
 
+@pytest.mark.sweep
 def test_a_similar_model_as_the_head_is_named_in_the_short_output(root: Path, tmp_path: Path) -> None:
     base = folders.base()
     model = similar(transformers.AutoModelForCausalLM.from_pretrained(base).eval(), 0.08)
     prompts = [load_file(path)["token_ids"] for path in sorted((root / "base.hidden").glob("*.safetensors"))]
     served = record(model, prompts, tmp_path / "similar.hidden")
-    result = run("compare", base, served, root / "base.hidden", "--head", base)
-    assert result.exit_code == 0, result.output
-    words = " ".join(result.output.split())
-    assert "Q: warning: the hidden states differ from those of" in words
+    for name, others in (
+        ("Q", []),
+        (str(served), [root / "base.hidden"]),
+    ):  # of several, the warning names one
+        result = run("compare", base, served, *others, "--head", base)
+        assert result.exit_code == 0, result.output
+        words = " ".join(result.output.split())
+        assert f"{name}: warning: the hidden states differ from those of" in words
     assert "more than rounding does; another model may have made them (--head)" in words
     assert "warning" not in run("compare", base, root / "base.hidden", "--head", base).output
 
@@ -120,7 +126,16 @@ def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:
         ("compare", base, served, *head, *head): "wanted one head, that of the model",
         ("compare", base, int8, "--text", words, *head): "leave --head out",
         ("compare", base, served, *head, "--text", words, "--context", 50): "at index",
-        ("compare", base, served, *head, "--score", "assistant"): "--score all",
+        ("compare", base, served, *head, "--score", "assistant"): "Write: --score all",
+        ("compare", base, served, *head, "--context", 512): "wanted 48, as in",
+        (
+            "compare",
+            base,
+            served,
+            "--head",
+            folders.other_tokenizer(),
+        ): "name the model that made these files (--head)",
+        ("record", served, *head, "--score", "assistant", "-o", tmp_path / "x.klref"): "Write: --score all",
         ("compare", served, int8, *head, "--noise-floor"): "a file or server; leave --noise-floor out",
         (
             "compare",

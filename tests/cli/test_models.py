@@ -112,7 +112,7 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
         ("compare", base, int8): "--text FILE",
         ("compare", base, int8, "--text", tmp_path / "none.txt"): "wanted a readable file",
         ("compare", base, tmp_path / "none.gguf", "--text", words): "nothing there",
-        ("compare", base, int8, "--text", short): "--context 128",
+        ("compare", base, int8, "--text", short): "or a smaller context (--context ",
         ("compare", base, int8, "--text", words, "--labels", words): "--labels is for comparing predictions",
         ("compare", base, int8, "--text", words, "--bins", "5"): "--bins is for comparing tables",
         ("compare", base, int8, "--text", words, "--resume", words): "one of the other files",
@@ -236,6 +236,7 @@ def test_a_goal_that_cannot_be_read_or_reached_ends_in_one_line(words: Path) -> 
     )
 
 
+@pytest.mark.sweep
 def test_a_limit_below_the_noise_floor_of_the_base_is_refused_with_the_floor(
     words: Path, tmp_path: Path
 ) -> None:

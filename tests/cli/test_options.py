@@ -75,6 +75,7 @@ def test_other_rows_than_all_positions_are_not_told_to_say_all_positions():
     assert "--all-positions" not in line
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("line", "columns"),
     [

@@ -29,6 +29,7 @@ COUNTS = np.random.default_rng(2).integers(1, 9, 200)
 LISTS = [[0.25, 0.75]] * 200
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("columns", [{"x": NUMBERS}, {"x": WORDS}, {"x": COUNTS, "y": WORDS}])
 def test_tables_need_no_as(tmp_path: Path, columns: dict[str, Any]) -> None:
     found = compared(tmp_path, columns)

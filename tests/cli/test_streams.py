@@ -51,6 +51,7 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return "compare", "p.npy", "q.npy", "--as", "logits", "--fail-above", "mean=1e-9", "--json", "found.json"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("redirection", [FULL, "2>&-", ">&- 2>&-"])
 def test_an_error_that_cannot_be_said_has_status_2(redirection: str) -> None:
     assert redirected(WRONG, redirection) == (2, "", "")
@@ -60,6 +61,7 @@ def test_an_error_that_nobody_reads_has_status_2() -> None:
     assert unread(WRONG) == (2, b"")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("redirection", [FULL, "2>&-", ">&- 2>&-"])
 def test_a_gate_that_cannot_be_said_has_status_1(gated: tuple[str, ...], redirection: str) -> None:
     code, said, error = redirected(gated, redirection)

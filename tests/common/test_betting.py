@@ -40,6 +40,7 @@ def test_the_wealth_is_a_fair_game_over_all_orders(values: list[float], sizes: l
         assert (np.exp(log_wealth(x, of_units, 1.1 * m)).mean(0) < 1 + 1e-12).all()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("values", POPULATIONS.values(), ids=POPULATIONS.keys())
 @pytest.mark.parametrize("sizes", [[4] * 6, [1, 2, 3, 4, 5, 9]], ids=["equal sizes", "unequal sizes"])
 def test_an_end_is_wrong_in_few_of_all_orders_and_exact_at_the_last_unit(
@@ -64,6 +65,7 @@ def test_an_end_is_wrong_in_few_of_all_orders_and_exact_at_the_last_unit(
     assert (wrong / len(sums[::45]) <= error).all()
 
 
+@pytest.mark.sweep
 def test_the_ends_follow_from_the_wealth_by_a_grid() -> None:
     generator = np.random.default_rng(5)
     sizes = generator.integers(3, 9, 60).astype(float)

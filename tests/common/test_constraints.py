@@ -405,6 +405,7 @@ def kind_of(constraint: Constraint, value: object) -> type[KullbackError]:
     return ArgumentTypeError if constraint.strict and is_other else ArgumentValueError
 
 
+@pytest.mark.sweep
 def test_every_remedy_and_every_scalar_inside_of_a_constraint_is_taken(
     calls: Mapping[str, Callable[..., object]],
 ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kullback.common import special
 from kullback.common.special import log_mean_decay
-from kullback.pairs.families.uniform import (
+from kullback.pairs.families.continuous_bernoulli import (
     continuous_bernoulli_divergence,
     continuous_bernoulli_variance,
     mean_from_end,

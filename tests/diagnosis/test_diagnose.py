@@ -21,7 +21,7 @@ import kullback
 from kullback import Counts, Logits, LogProbs, Probs, diagnose, kl_divergence
 from kullback.diagnosis.checks import _GROUPS
 from kullback.errors import ArgumentTypeError, ArgumentValueError, KullbackError
-from kullback.kernels import blocks
+from kullback.kernels import row_operation
 from tests.refusals import refused
 
 mpmath.mp.dps = 50
@@ -620,7 +620,7 @@ def test_half_precision_is_measured():
 def test_the_result_does_not_depend_on_the_size_of_the_blocks(monkeypatch):
     x, y = with_entry(scores(3, 4, 5, 6), (2, 3, 4, 5), math.nan).log_softmax(1), scores(5, 6, seed=1).exp()
     whole = [diagnose(x, y, dim=dim).to_dict() for dim in (-1, 1, 0)]
-    monkeypatch.setattr(blocks, "_ELEMENTS_ON_CPU", 7)
+    monkeypatch.setattr(row_operation, "_ELEMENTS_ON_CPU", 7)
     for dim, before in zip((-1, 1, 0), whole, strict=True):
         after = diagnose(x, y, dim=dim).to_dict()
         assert after["codes"] == before["codes"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # A process of its own counts: earlier tests change which values kullback remembers.
 COUNTS = """
 import sys
@@ -25,6 +27,7 @@ print(len(calls))
 """
 
 
+@pytest.mark.sweep
 def test_few_calls_serve_an_estimate_from_numbers() -> None:
     done = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) <= 200

@@ -120,6 +120,7 @@ def test_the_confidence_of_a_public_estimator_has_a_default():
     assert float(public(normal(0, 20), normal(1, 20)).standard_error) == 0.95
 
 
+@pytest.mark.sweep
 def test_values_depend_on_the_draws_alone() -> None:
     """The random parts of estimates from draws depend on the draws, not on a generator or on the order of the rows."""
     rng = np.random.default_rng(3)

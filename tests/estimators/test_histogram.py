@@ -229,6 +229,7 @@ def test_equal_weights_change_nothing_and_repeats_in_a_cluster_tell_nothing_new(
     assert "P's 2000 clusters" in " ".join(repeated.notes)
 
 
+@pytest.mark.sweep
 def test_weights_that_make_one_distribution_of_another():
     rng = np.random.default_rng(10)
     held = []

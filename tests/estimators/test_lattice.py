@@ -166,6 +166,7 @@ def heaped_kl(of_p: float, of_q: float, sd: float) -> float:
     return float((p[seen] * np.log(p[seen] / q[seen])).sum())
 
 
+@pytest.mark.sweep
 def test_preferred_values_are_categories_as_the_integers_are_and_intervals_hold() -> None:
     truth, inside = heaped_kl(0.6, 0.2, 15.0), 0
     for seed in range(20):

@@ -95,6 +95,7 @@ def test_intervals_cover_where_draws_are_shared_and_no_gate_passes(name: str) ->
     assert covered >= 18
 
 
+@pytest.mark.sweep
 def test_the_estimate_from_divided_draws_is_close_and_finite() -> None:
     g = np.random.default_rng(3)
     found = [kl_estimate(*map(Samples, in_whole(g))) for _ in range(20)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kullback import KL, Counts, Divergence, JensenShannon, Logits, Probs, Renyi, ReverseKL, TotalVariation
 from kullback.generators import FinitePair
-from kullback.kernels import blocks, finite_pair, reference, rounding_error
+from kullback.kernels import finite_pair, reference, rounding_error, row_operation
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import row_blocks
@@ -45,7 +45,7 @@ def with_labels(values: Tensor, q: Tensor, labels: HardLabels | None) -> Tensor:
 @pytest.fixture
 def inputs(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, Tensor, HardLabels]:
     """Seven rows, of which a block holds two, with weights and classes."""
-    monkeypatch.setattr(blocks, "_ELEMENTS_ON_CPU", 10)
+    monkeypatch.setattr(row_operation, "_ELEMENTS_ON_CPU", 10)
     p, q, weights = draw(7, 5), draw(7, 5, seed=1), draw(7, seed=2)
     classes = torch.tensor([0, 3, 4, 1, 2, 2, 0])
     return p, q, weights, HardLabels(classes, soft=0.25, hard=0.75)
@@ -196,7 +196,7 @@ def test_row_divergence_transforms(inputs) -> None:
 
 
 def test_blocks_hold_a_bounded_number_of_elements_and_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_ELEMENTS_ON_CPU", 10)
+    monkeypatch.setattr(row_operation, "_ELEMENTS_ON_CPU", 10)
     for classes, rows in ((5, 2), (4, 2), (10, 1), (20, 1)):
         steps = [slice(i, i + rows) for i in range(0, 7, rows)]
         assert list(row_blocks(torch.zeros(7, classes))) == steps

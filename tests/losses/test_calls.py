@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kullback
 
 # A process of its own counts: earlier tests change which values kullback and torch remember.
@@ -40,6 +42,7 @@ for compute in (of_logits, of_a_head):
 """
 
 
+@pytest.mark.sweep
 def test_few_calls_serve_a_loss_of_logits_and_one_of_hidden_states() -> None:
     done = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True)
     of_logits, _, of_a_head, moves_of_a_head = map(int, done.stdout.split())

@@ -210,6 +210,7 @@ def everything(teachers: list[Tensor], student: Tensor) -> list[Mixture]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("form", range(4))
 @pytest.mark.parametrize("loss", [values, of_heads], ids=["logits", "heads"])
 def test_gradients_reach_the_student_and_all_teachers(form: int, loss: Any) -> None:

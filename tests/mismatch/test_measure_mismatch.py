@@ -150,6 +150,7 @@ def test_versions_separate_staleness_as_the_difference_to_the_current_tokens() -
     assert none_is_current.parts[1].missing == ("trainer_log_prob_old",)
 
 
+@pytest.mark.sweep
 def test_noise_is_the_mean_of_both_sides_noise() -> None:
     generator = torch.Generator().manual_seed(4)
     size, count = (0.02, 0.05), 40_000
@@ -308,6 +309,7 @@ def test_a_token_of_probability_zero_makes_the_divergence_infinite() -> None:
     assert result.to_html()
 
 
+@pytest.mark.sweep
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_the_order_of_sequences_does_not_matter(seed: int) -> None:

@@ -59,7 +59,7 @@ def mean_kl(found: ModelComparison, place: int = 0) -> float:
     return found.candidates[place].comparison.divergences["kl_pq"].mean
 
 
-def words(count: int = 6000) -> str:
+def words(count: int = 3000) -> str:
     return text()[:count]
 
 
@@ -186,7 +186,7 @@ def test_a_module_without_logits_to_keep_gives_the_same() -> None:
 
 
 def test_documents_are_read_one_by_one() -> None:
-    texts = [words()[start : start + 400] for start in range(0, 4800, 400)]
+    texts = [words(6000)[start : start + 400] for start in range(0, 4800, 400)]
     found = compare_models(folders.base(), folders.int8(), texts, cut=Cut(context=CONTEXT))
     comparison = found.candidates[0].comparison
     assert comparison.clusters == len(texts)
@@ -242,6 +242,7 @@ def test_what_was_given_open_stays_open_and_as_it_was() -> None:
         assert model.training
 
 
+@pytest.mark.sweep
 def test_a_forward_that_another_library_has_put_there_stays() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     plain, calls = model.model.forward, []

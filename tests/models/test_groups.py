@@ -266,9 +266,9 @@ def test_candidates_are_paired_in_each_group() -> None:
 
 
 TEXT = "".join(
-    f"Line {number}: {chr(97 + number % 26) * (number % 9)} = {number**2}.\n" for number in range(260)
+    f"Line {number}: {chr(97 + number % 26) * (number % 9)} = {number**2}.\n" for number in range(110)
 )
-SHORT = TEXT[: len(TEXT) // 4]
+SHORT = TEXT[: len(TEXT) // 3]
 BLOCK = 16 * BYTES * 8  # bytes of 16 rows
 
 
@@ -309,7 +309,7 @@ def test_references_have_the_figures_of_each_group(tmp_path: Path) -> None:
 def test_top_classes_alone_give_bounds_of_each_group(tmp_path: Path) -> None:
     cut = Cut(context=64, score="all")
     path = tmp_path / "base.klref"
-    record_reference(Chat(0.0, "base"), SHORT, path, top=200, tail_draws=0, cut=cut)
+    record_reference(Chat(0.0, "base"), SHORT, path, top=64, tail_draws=0, cut=cut)
     grouped = Cut(context=64, score="all", groups="re:[0-9]+")
     run = Run(independent=True)  # the numbers grow along the text
     exact = compare_models(Chat(0.0, "base"), Chat(0.3), SHORT, cut=grouped, run=run).candidates[0]
@@ -358,7 +358,7 @@ def test_a_resumed_run_takes_other_groups(tmp_path: Path) -> None:
         pass
 
     def stop(done: int, _: int | None) -> None:
-        if done > 1000:
+        if done > 500:
             raise StopError
 
     state = tmp_path / "state"
@@ -407,7 +407,7 @@ def test_the_short_table_of_groups_names_the_first_of_several_candidates() -> No
     shown = brief(compared(texts, "kind", 0.3, 0.1))
     assert re.search(r"^by group, noise 0\.1 +mean KL", shown, re.MULTILINE)
     assert re.search(r"^group +mean KL", brief(compared(texts, "kind", 0.3)), re.MULTILINE)
-    many = records([number % 20 for number in range(40)])
+    many = records([number % 12 for number in range(24)])
     assert re.search(
         r"^farthest groups, noise 0\.1 +mean KL", brief(compared(many, "kind", 0.3, 0.1)), re.MULTILINE
     )
@@ -424,7 +424,7 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
         Cut(groups=3)  # pyright: ignore[reportArgumentType]
     with refused(ArgumentValueError, argument="groups", got="matches none", instead="re:"):
         compared(plain, "re:Q")
-    with refused(ArgumentValueError, argument="groups", got="'assistant' alone", instead="--score all"):
+    with refused(ArgumentValueError, argument="groups", got="'assistant' alone", instead="^score='all'$"):
         compared(chats, "role", cut={"score": "assistant"})
     assert compared(chats, "role", cut={"score": "all"})
     with refused(
@@ -478,14 +478,14 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
 
 def test_groups_need_a_model_that_reads_the_text(tmp_path: Path) -> None:
     path, cut = tmp_path / "base.klref", Cut(context=64, score="all")
-    record_reference(Chat(0.0, "base"), SHORT, path, cut=cut)
+    record_reference(Chat(0.0, "base"), SHORT, path, top=16, cut=cut)
     with refused(ArgumentValueError, argument="groups", got="files alone", instead="^groups=None$"):
         compare_models(path, path, cut=Cut(groups="re:a"))
     assert compare_models(path, path)
-    with refused(ArgumentValueError, argument="groups", got="without a text", instead="--text FILE"):
+    with refused(ArgumentValueError, argument="texts", got="'role' without a text", instead="^texts="):
         compare_models(path, Chat(0.2), cut=Cut(groups="role"))
     cut, chats = Cut(context=256, score="all", groups="role"), [CONVERSATION] * 12
-    record_reference(Chat(0.0, "base"), chats, path, cut=cut)
+    record_reference(Chat(0.0, "base"), chats, path, top=16, cut=cut)
     expected = compared(chats, "role").candidates[0].comparison.groups
     for chosen in (cut, Cut(groups="role")):  # context and score are those of the reference
         groups = compare_models(path, Chat(0.2), chats, cut=chosen).candidates[0].comparison.groups
@@ -523,7 +523,7 @@ def test_conversations_may_be_scored_as_a_whole() -> None:
     assert result.candidates[0].comparison.divergences["kl_pq"].mean == pytest.approx(
         float(kl_of_rows(result.text).mean()), rel=1e-9
     )
-    with refused(ArgumentValueError, argument="score", instead="score='all'"):
+    with refused(ArgumentValueError, argument="score", instead="^score='assistant'$"):
         compared([CONVERSATION] * 12, None, cut={"score": "second-half"})
     without_reply = compared([[SYSTEM, USER]] * 12, "role")
     assert "assistant" not in without_reply.candidates[0].comparison.groups
@@ -536,3 +536,17 @@ def test_texts_keep_their_records(tmp_path: Path) -> None:
     assert [each and each["kind"] for each in take_texts("call", path).records] == ["a", "b"]
     with refused(FileError):
         compared(tmp_path / "nowhere.jsonl", "kind")
+
+
+def test_a_text_that_is_too_short_says_how_short_and_the_remedies_work() -> None:
+    base, other = BytesModel("base", torch.eye(256)), BytesModel("other", torch.zeros(256, 256))
+    with refused(ModelError, wanted="of 48 tokens", got="^5$", instead=r"a smaller context \(--context 5\)$"):
+        compare_models(base, other, "hello", cut=Cut(context=48))
+    assert compare_models(base, other, "hello", cut=Cut(context=5)).windows == 1
+    for short in ("he", ["h", "he"]):  # no context is small enough
+        with refused(ModelError, got="^2$", instead="^give a longer text$"):
+            compare_models(base, other, short, cut=Cut(context=48))
+    chats, cut = [[{"role": "user", "content": "hello"}]], Cut(context=99, score="assistant")
+    with refused(ArgumentValueError, argument="score", got="no reply", instead="^score='all'$"):
+        compare_models(Chat(0.0), Chat(0.2), chats, cut=cut)
+    assert compare_models(Chat(0.0), Chat(0.2), chats, cut=Cut(context=99, score="all")).windows == 1

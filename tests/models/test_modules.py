@@ -41,6 +41,7 @@ def rounded(model: Any) -> Any:
     return model.eval()
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 def test_a_head_that_depends_on_all_rows_gets_whole_windows() -> None:
     base, tokenizer = make_model(), make_tokenizer()

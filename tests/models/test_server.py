@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from kullback.io.windows import Windows
 from kullback.models.huggingface_model import read_vocabulary
 from kullback.models.server import ServerModel, _largest_untold
 from kullback.models.vocabulary import Token, Vocabulary
-from tests.models import tiny
+from tests.models import tiny, tiny_server
 from tests.refusals import refused
 
 LENGTH, WINDOWS, TOP = 40, 7, 8
@@ -53,8 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with served(folder) as address:
-        yield address
+    """The address of a server of the folder's model in a thread: another process would import transformers again."""
+    server = tiny_server.server(str(folder))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 @pytest.fixture(scope="module")

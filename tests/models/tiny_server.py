@@ -1,8 +1,9 @@
 """A small HTTP server of a tiny model, for tests: it speaks as vLLM, SGLang, llama-server or OpenAI's API document.
 
-It is run in a process of its own, computes with transformers, and prints its port when it listens:
-``python -m tests.models.tiny_server FOLDER``. The first part of a path says how it answers: ``/vllm``, ``/sglang``,
-``/openai``, ``/llama-server``, ``/recorded-...`` or ``/nothing``, with options behind it as in ``/vllm;busy=2``.
+It computes with transformers. `server` makes it for a thread; ``python -m tests.models.tiny_server FOLDER`` runs it in
+a process of its own, and prints its port when it listens. The first part of a path says how it answers: ``/vllm``,
+``/sglang``, ``/openai``, ``/llama-server``, ``/recorded-...`` or ``/nothing``, with options behind it as in
+``/vllm;busy=2``.
 """
 
 from __future__ import annotations
@@ -230,11 +231,16 @@ def damaged(answer: Any, damage: str) -> Any:
     return answer
 
 
+def server(folder: str) -> ThreadingHTTPServer:
+    """A server of a folder's model, the only one of a process, at a free port."""
+    Handler.model = Model(folder)
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
 def main() -> None:
-    Handler.model = Model(sys.argv[1])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    print(server.server_address[1], flush=True)  # noqa: T201 - the test reads it
-    server.serve_forever()
+    listening = server(sys.argv[1])
+    print(listening.server_address[1], flush=True)  # noqa: T201 - the test reads it
+    listening.serve_forever()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from kullback import kl_estimate
 from kullback.cli.commands import kullback as command
 from kullback.cli.pairs_table import page
 from kullback.errors import ArgumentValueError, NoRuleError
-from kullback.pairs.coverage import MEANING, families, is_univariate, matrix, rule_of
+from kullback.pairs.coverage import MEANING, Entry, families, is_univariate, matrix, rule_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pairs.md"
 NAMES = [kind.__name__ for kind in families()]
@@ -25,8 +25,19 @@ UNIVARIATE = [name for name in NAMES if is_univariate(KINDS[name])]
 
 
 @functools.cache
+def entries() -> list[Entry]:
+    return list(matrix())
+
+
+@pytest.fixture(autouse=True)
+def _one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands show the matrix that is made once."""
+    monkeypatch.setattr("kullback.cli.pairs_table.matrix", entries)
+
+
+@functools.cache
 def matrix_rules() -> dict[tuple[str, str], str]:
-    return {(entry.p, entry.q): entry.rule for entry in matrix()}
+    return {(entry.p, entry.q): entry.rule for entry in entries()}
 
 
 def test_every_class_of_torchs_is_in_the_matrix() -> None:
@@ -79,7 +90,7 @@ def test_the_rule_follows_the_parameters_where_it_depends_on_them() -> None:
 
 
 def test_the_page_is_what_the_command_prints() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(list(matrix())), (
+    assert PAGE.read_text(encoding="utf-8") == page(entries()), (
         "run: kullback pairs --markdown > docs/pairs.md"
     )
 

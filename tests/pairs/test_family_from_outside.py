@@ -111,6 +111,7 @@ def test_kl_to_and_from_three_families() -> None:
     assert float(kl_divergence(made(OURS), made(OURS)).detach()) == 0
 
 
+@pytest.mark.sweep
 def test_js() -> None:
     for other in OTHERS:
         for p, q in ((OURS, other), (other, OURS)):
@@ -168,6 +169,7 @@ def test_the_derivatives_are_right_twice() -> None:
                 assert float(second[i][j]) == pytest.approx(float(mpmath.diff(kl, at, both)), rel=1e-9)
 
 
+@pytest.mark.sweep
 def test_vmap_and_compile() -> None:
     shapes = torch.tensor([2.5, 3.5, 0.9], dtype=torch.float64)
 

@@ -210,7 +210,9 @@ def test_an_end_opens_where_the_tail_index_passes_its_limit(units):
 
 
 def ratio(sums, sizes, quantity: RatioOfSums) -> _Ratio:
-    return _Ratio(np.stack([sums, sizes], -1).astype(float), quantity, clustered=True)
+    return _Ratio(
+        np.stack([sums, sizes], -1).astype(float), quantity, clustered=True, of_rows=False, wider=1.0
+    )
 
 
 def drawn_sums(shifts, variances, totals=None) -> np.ndarray:

@@ -242,7 +242,7 @@ def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeyp
         compared(p, q, labels=arrays["labels"], resume=state)
     os.utime(q, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "version", lambda _: "0.0.1")
+        patch.setattr(checkpoint, "own_version", lambda: "0.0.1")
         with refused(FileError, wanted="by the same version"):
             compared(p, q, labels=arrays["labels"], resume=state)
     # The command that began it, and what rows do not depend on.

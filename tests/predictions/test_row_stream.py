@@ -147,6 +147,7 @@ def test_a_killed_run_of_a_stream_goes_on_to_the_same_report(sides: list[Any]) -
     assert not Path("state").exists()
 
 
+@pytest.mark.sweep
 def test_the_state_of_another_stream_is_refused(sides: list[Any]) -> None:
     subprocess.run([sys.executable, "-c", KILLED, "p", "q"], check=False, env=_environment())
     changed = np.load("q/hidden.npy")

@@ -124,6 +124,7 @@ def test_curves_in_one_dimension(found: Fit) -> None:
     assert history.get_xlabel() == "step"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "make",
     [
@@ -147,6 +148,7 @@ def test_everything_of_one_or_two_dimensions_is_drawn_and_has_a_history(make: An
     assert drawn(found, "history").get_xlabel() == "step"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("of_samples", [False, True])
 def test_the_bars_of_a_wide_range_are_of_the_whole_range(of_samples: bool) -> None:
     target = Poisson(torch.tensor(1e6))

@@ -145,6 +145,7 @@ def test_identifiers_are_no_shift() -> None:
     assert comparison["row"].psi.value > 1
 
 
+@pytest.mark.sweep
 def test_other_columns_are_neither() -> None:
     r = np.random.default_rng(3)
     frame = pd.DataFrame(

@@ -174,6 +174,7 @@ def test_p_values_are_corrected_for_all_columns_of_all_batches(files):
     np.testing.assert_allclose([each["p_adjusted"] for each in columns], truth, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_at_most_seven_percent_of_months_of_equal_batches_show_a_difference():
     """Each month has 22 batches of 13 columns with uniform p-values, as if P = Q."""
     table = pd.DataFrame({f"c{place}": [0, 1] * 20 for place in range(13)})

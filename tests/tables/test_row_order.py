@@ -243,6 +243,7 @@ def rejections_of_equal_atoms(data_sets: int) -> int:
     return rejected
 
 
+@pytest.mark.sweep
 def test_atoms_beside_a_density_are_no_repeated_rows() -> None:
     assert rejections_of_equal_atoms(6) <= 2  # Binomial(6, 0.05) is above 2 with chance 0.002
 
@@ -282,6 +283,7 @@ def test_columns_of_grids_and_of_panels_with_gaps_have_no_test() -> None:
     assert any("2 of 3 columns" in finding.message for finding in result.findings)
 
 
+@pytest.mark.sweep
 def test_panels_of_categories_with_gaps_are_open() -> None:
     """P = Q: before, 70 to 95 % of these tables differed significantly."""
     for gap in (0.1, 0.3):

@@ -19,7 +19,7 @@ __all__ = ["main"]
 def main(*, may_have_workers: bool = False) -> None:
     """Run the command with the arguments of this process, or print which package to install.
 
-    `may_have_workers` says whether this process may be one of torchrun's workers. The script `kullback` is never a
+    If `may_have_workers`, this process may be one of torchrun's workers. The script `kullback` is never a
     worker, even if a worker calls the script.
     """
     open_closed()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kullback.cli.compare_options import OPTIONS, TABLE
-from kullback.cli.gates import OF_ROWS, OF_TABLES, Gate, gates_of
+from kullback.cli.gates import OF_ROWS, OF_TABLES, gates_of
 from kullback.cli.option import complete_files
 from kullback.cli.option_command import command
-from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
-from kullback.cli.settings import Settings, in_options
-from kullback.common.progress import progress_text
+from kullback.cli.outputs import finish
+from kullback.cli.settings import Settings
 from kullback.errors import ArgumentValueError
-from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
     from kullback.comparison import Subject
@@ -66,6 +63,8 @@ def compare(p: str, others: tuple[str, ...], settings: Settings) -> None:
 
         verdicts = run_model_comparison(p, others, settings, gates)
     elif subject == "tables":
+        from kullback.cli.table_comparison import run_table_comparison
+
         verdicts = run_table_comparison(Path(p), Path(_only(others)), settings, gates)
     else:
         from kullback.cli.prediction_comparison import run_prediction_comparison
@@ -74,20 +73,6 @@ def compare(p: str, others: tuple[str, ...], settings: Settings) -> None:
             Path(p), Path(_only(others)), settings, gates, is_worker=is_worker
         )
     finish(verdicts, allow_unclear=settings["--allow-unclear"])
-
-
-def run_table_comparison(p: Path, q: Path, settings: Settings, gates: Sequence[Gate]) -> Sequence[Verdict]:
-    """Compare two tables, write the reports, and return the verdicts of the gates."""
-    from kullback.tables.compare_two_tables import compare_tables
-
-    outputs = Outputs.of(settings, full=bool(settings["--full"]))
-    check_outputs(outputs, [p, q])
-    arguments = settings.arguments("tables")
-    if "cluster" in arguments:  # for tables, `cluster` is the name of a column
-        arguments["cluster"] = str(arguments["cluster"])
-    with in_options(settings.flags), progress_text(show=not settings["--no-progress"]) as progress:
-        result = compare_tables(str(p), str(q), progress=progress, **arguments)
-    return write_reports(result, [gate.verdict(result) for gate in gates], outputs)
 
 
 def refuse_workers(what: str) -> None:

@@ -9,11 +9,10 @@ from typing import NamedTuple, cast
 
 import click
 
-from kullback.cli.option import Names, Option
+from kullback.cli.option import Names, Option, invalid_option
 from kullback.common.constraints import Number, OneOf, Whole
 from kullback.common.words import nearest
 from kullback.errors import (
-    BY_CALL,
     LONGEST_NAME,
     ArgumentValueError,
     FileError,
@@ -67,17 +66,10 @@ def _parsed(path: Path) -> Mapping[str, object]:
 
 
 def _unknown(path: Path, key: str, command: str, known: Mapping[str, Option]) -> ArgumentValueError:
-    close = nearest(key, known)
-    return ArgumentValueError.at(
-        place_in_file(path, key),
-        "--config",
-        wanted=f"an option of kullback {command}",
-        got="no such option",
-        instead=f"{close} = {_kind_of(known[close]).example}"
-        if close
-        else f"one of kullback {command} --help",
-        wording=BY_CALL,
-    )
+    close, place = nearest(key, known), place_in_file(path, key)
+    remedy = f"{close} = {_kind_of(known[close]).example}" if close else f"one of kullback {command} --help"
+    wanted, got = f"an option of kullback {command}", "no such option"
+    return invalid_option("--config", wanted=wanted, got=got, instead=remedy, place=place)
 
 
 def _checked(
@@ -87,14 +79,8 @@ def _checked(
     kind = _kind_of(option)
     place, instead = place_in_file(path, option.key), f"{option.key} = {kind.example}"
     if not kind.has(value):
-        raise ArgumentValueError.at(
-            place,
-            option.flag,
-            wanted=kind.wanted,
-            got=printable(safe_repr(value), LONGEST_NAME),
-            instead=instead,
-            wording=BY_CALL,
-        )
+        got = printable(safe_repr(value), LONGEST_NAME)
+        raise invalid_option(option.flag, wanted=kind.wanted, got=got, instead=instead, place=place)
     try:
         return parameter.type_cast_value(ctx, value)
     except KullbackError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.option import FILE, Option
+from kullback.cli.option import FILE, Option, invalid_option
 from kullback.cli.option_command import command
 from kullback.cli.options import NO_PROGRESS
 from kullback.cli.outputs import check_files
@@ -17,7 +17,7 @@ from kullback.cli.streams import print_error
 from kullback.common.constraints import FLAG
 from kullback.common.progress import progress_bar
 from kullback.common.shared_constraints import CLASSES, FLOOR, REPRESENTATION, WINDOW_OF_LLAMA
-from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable
+from kullback.errors import LONGEST_NAME, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,9 +53,8 @@ OPTIONS = (
     Option("--classes", "For a .klref: the number of all classes, if SRC does not say.", accepts=CLASSES),
     NO_PROGRESS,
 )
-# The options for only one kind of target, .kld or .klref. All other options are for both kinds.
+# The options of a target that ends in .kld alone. One option is of .klref alone, and all others are of both.
 OF_BASE_FILES = ("--as", "--tokens", "--tokens-key", "--n-ctx", "--all-positions", "--floor")
-OF_REFERENCES = ("--classes",)
 
 
 @command(
@@ -94,7 +93,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
             f"in .klref, a reference file; got {suffix}, another format. Write: "
             f"{printable(target.with_suffix('.kld'), LONGEST_NAME)}"
         )
-    _refuse_options(settings, OF_REFERENCES, ".klref")
+    _refuse_options(settings, ("--classes",), ".klref")
     if tokens is None or n_ctx is None:
         raise click.UsageError(
             "wanted --tokens FILE and --n-ctx N, which a base file of llama.cpp needs, or a target that ends in .klref"
@@ -109,23 +108,19 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
             tokens, key=settings["--tokens-key"], classes=rows.classes, name="tokens", key_name="tokens_key"
         )
         if len(token_ids) % n_ctx:
-            raise ArgumentValueError.at(
-                "--tokens",
+            raise invalid_option(
                 "--tokens",
                 wanted=f"whole windows of --n-ctx {n_ctx}",
                 got=f"{len(token_ids)} tokens",
                 instead="--n-ctx N with an N that divides their number",
-                wording=BY_CALL,
             )
         expected = len(token_ids) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):
-            raise ArgumentValueError.at(
-                "--all-positions",
+            raise invalid_option(
                 "--all-positions",
                 wanted=f"a row for each of {expected} tokens",
                 got=f"{rows.rows} rows",
                 instead="the command without it if the rows are those that llama.cpp scores",
-                wording=BY_CALL,
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         may_hold_all = not all_positions and rows.rows in (None, len(token_ids))

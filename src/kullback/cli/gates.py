@@ -17,9 +17,10 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from kullback.cli.option import invalid_option
 from kullback.common.row_statistics import FURTHER
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
-from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable, quoted
+from kullback.errors import LONGEST_NAME, ArgumentValueError, printable, quoted
 from kullback.results.verdict import Outcome, Verdict, rows_to_decide
 
 if TYPE_CHECKING:
@@ -125,7 +126,6 @@ class Limit:
     """A limit on one number.
 
     Attributes:
-        metric: the name of the number.
         column: the column of a table, or the group of rows, that the limit applies to; None for all columns or rows.
         limit: the largest or the smallest number that passes.
         side: the side of the limit where the gate fails.
@@ -159,8 +159,8 @@ class Limit:
     ) -> Judgment:
         """Return the outcome for a number that may have an interval.
 
-        `reason` says why there is no interval. The interval comes from `rows` rows. A number with `is_exact` has no
-        sampling error.
+        `reason` explains a missing interval. The interval comes from `rows` rows. If `is_exact`, there is no sampling
+        error.
         """
         # No interval is needed if an infinite number is beyond the limit.
         is_beyond = math.isinf(value) and not self.is_kept_by(value)
@@ -246,7 +246,6 @@ class Metrics:
         means: the names of the numbers with an interval.
         estimates: the names of estimates that are compared without an interval.
         in_words: a description of all names, for help and error messages.
-        example: an example of a limit.
         have_columns: whether a limit may apply to one column or group, as in ``psi[COLUMN]``.
         judge: the function that returns the outcomes of a limit for a result.
     """
@@ -425,7 +424,7 @@ OF_TABLES = Metrics(
     TABLE_DIVERGENCE_NAMES, TABLE_ESTIMATES, _TABLES_IN_WORDS, 0.2, have_columns=True, judge=judge_tables
 )
 
-# The numbers of a mismatch on which limits can be set. All but the mean ratio have the name of their field.
+# The numbers of a mismatch that can have limits. All but the mean ratio have the name of their field.
 _OF_MISMATCH = ("k1", "k3", "naive_k3", "ratio", "effective_share", "sequence_effective_share", "past")
 
 
@@ -492,13 +491,12 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
     if not (math.isfinite(limit) and least <= limit <= most):
         ends = "" if least == -math.inf else f" of {least:g} or more"
         ends = ends if most == math.inf else f" from {least:g} to {most:.6g}"
-        raise ArgumentValueError.at(
-            where,
+        raise invalid_option(
             f"--fail-{side}",
             wanted=f"a finite number{ends} after '='",
             got=f"{number!r}",
             instead=written(f"{name}={min(metrics.example, most)}"),
-            wording=BY_CALL,
+            place=where,
         )
     return Gate(Limit(metric, column[:-1] if bracket else None, limit, side, place), metrics)
 

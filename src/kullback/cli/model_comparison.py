@@ -58,8 +58,17 @@ def run_model_comparison(
             progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
             in_options(
                 settings.flags
-                | {"base": "P, Q", "record": "--card", "llama_cpp": "--format", "resume": "--resume"},
-                {"base": "--as without --text, where P and Q are files of predictions"},
+                | {
+                    "base": "P, Q",
+                    "texts": "--text",
+                    "record": "--card",
+                    "llama_cpp": "--format",
+                    "resume": "--resume",
+                },
+                {
+                    "base": "--as without --text, where P and Q are files of predictions",
+                    "texts": "--text FILE",
+                },
             ),
         ):
             cut, loading = taken(Cut, arguments), taken(Loading, arguments)

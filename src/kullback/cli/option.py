@@ -80,7 +80,7 @@ class _Word(_Checked, _Choice):
 
 
 class Names(_ParamType):
-    """A click type for at least `fewest` different names of columns, separated by commas or in a list, none empty."""
+    """A click type for at least `fewest` different, nonempty names of columns, separated by commas or in a list."""
 
     name = "text"
 
@@ -95,14 +95,21 @@ class Names(_ParamType):
         if all(names) and len(set(names)) >= self.fewest:
             return names
         flag = "" if param is None else param.opts[-1]
-        raise ArgumentValueError.at(
-            f"{flag} {printable(shlex.quote(','.join(names)), LONGEST_NAME)}",
+        raise invalid_option(
             flag,
             wanted=f"names of {'columns' if self.fewest == 1 else 'two or more columns'}, separated by commas",
             got=f"the single one {quoted(names[0])}" if names and all(names) else "an empty name",
             instead=f"{flag} A,B",
-            wording=BY_CALL,
+            place=f"{flag} {printable(shlex.quote(','.join(names)), LONGEST_NAME)}",
         )
+
+
+def invalid_option(
+    flag: str, *, wanted: str, got: str, instead: str, place: str | None = None
+) -> ArgumentValueError:
+    """Return the error for the value of an option. `place` is the beginning of the message, by default the flag."""
+    place = flag if place is None else place
+    return ArgumentValueError.at(place, flag, wanted=wanted, got=got, instead=instead, wording=BY_CALL)
 
 
 FILE = click.Path(path_type=Path)
@@ -125,8 +132,6 @@ class Option:
         default: the value if the option is not given; with None, the library chooses the value.
         metavar: the name of the value in the help; None for click's default name.
         short: a second name with one letter, such as ``-o``; None if there is none.
-        repeatable: whether the option may be given several times.
-        required: whether the option has to be given.
         alone: the value if the option is given without a value; None if the option needs a value.
         reads_config: whether the value is the path of a file with other options.
     """

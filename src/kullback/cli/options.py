@@ -96,20 +96,18 @@ CONFIDENCE = of_tables(
 MODEL_OPTIONS = (
     of_models(
         "--context",
-        "The tokens in a window.",
+        "The tokens in a window: 512, or as in the reference (.klref or card).",
         accepts=CONTEXT,
         into="context",
         common=True,
-        default=512,
         metavar="N",
     ),
     of_models(
         "--score",
         "The tokens that count: each window's second half (as in llama.cpp), all, or the assistant's replies "
-        "in JSONL conversations.",
+        "in JSONL conversations. Without it, second-half, or as in the reference.",
         accepts=SCORE,
         into="score",
-        default="second-half",
     ),
     of_models(
         "--windows",

@@ -29,8 +29,6 @@ class Outputs(NamedTuple):
 
     Attributes:
         json: the path of the JSON report; ``-`` for standard output; None for no JSON.
-        html: the path of the HTML page; None for no page.
-        markdown: the path of the summary in Markdown; None for no summary.
         config: the path of the file of options, which no report may overwrite; None if there is no such file.
         full: whether to print every table and note.
     """
@@ -100,7 +98,7 @@ def write_reports(
     """Write all files, `others` first, and print the table or the JSON.
 
     `table` prints something other than the tables of `result`. `others` has the contents of further files, by path.
-    `options` are further arguments of `kullback.report.document`. The verdicts returned are those of all batches.
+    `options` are further arguments of `kullback.report.document`. Return the verdicts of all batches.
     """
     from kullback.report import document, html, json, markdown, terminal
 

@@ -10,7 +10,7 @@ from kullback.cli.option import FILE, Option, complete_files
 from kullback.cli.option_command import command
 from kullback.cli.options import CONFIG, MODEL_OPTIONS, NO_PROGRESS, SEED
 from kullback.cli.outputs import check_files
-from kullback.cli.settings import Settings
+from kullback.cli.settings import Settings, in_options
 from kullback.common.progress import progress_bar
 from kullback.common.shared_constraints import STORED_TOP, TAIL_DRAWS
 from kullback.common.words import is_hidden_states
@@ -70,10 +70,13 @@ def record(model: str, settings: Settings) -> None:
         [("--text", text), ("--config", settings["--config"])], [output], [model, *settings["--head"]]
     )
     arguments = settings.arguments()
-    cut, loading = taken(Cut, arguments), taken(Loading, arguments)
-    [opened] = with_heads([model], settings["--head"], cut=cut, loading=loading)
     written = 0
-    with progress_bar("tokens", show=not settings["--no-progress"], patience=0) as update:
+    with (
+        progress_bar("tokens", show=not settings["--no-progress"], patience=0) as update,
+        in_options(settings.flags | {"model": "MODEL", "texts": "--text", "path": "--output"}),
+    ):
+        cut, loading = taken(Cut, arguments), taken(Loading, arguments)
+        [opened] = with_heads([model], settings["--head"], cut=cut, loading=loading)
 
         def progress(done: int, total: int | None) -> None:
             nonlocal written

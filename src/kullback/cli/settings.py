@@ -102,8 +102,8 @@ def in_options(
     Arguments:
         options: the option or argument of the command for each argument of the library; errors about other arguments
             stay unchanged.
-        remedies: remedies for errors, by the name of the library's argument; by default the library's remedy, written
-            as options.
+        remedies: remedies for errors, by the name of the library's argument, in place of other remedies than values of
+            options.
 
     Example:
         >>> from kullback.errors import invalid_value
@@ -120,8 +120,12 @@ def in_options(
         if not arguments or any(name not in options for name in arguments):
             raise
         place = ", ".join(options[name] for name in arguments)
-        parts = {"call": "", "place": place, "instead": remedies.get(arguments[0]) or _remedy(error, options)}
-        if _is_without(error, options) and arguments[0] not in remedies:
+        parts = {
+            "call": "",
+            "place": place,
+            "instead": _remedy(error, options) or remedies.get(arguments[0], error.instead),
+        }
+        if _is_without(error, options):
             parts["wording"] = BY_PLACE  # the remedy is a sentence, and nothing to write
         raise error.replace(options, **parts) from None
 
@@ -135,7 +139,7 @@ def _is_without(error: ArgumentValueError, options: Mapping[str, str]) -> bool:
 
 def _remedy(error: ArgumentValueError, options: Mapping[str, str]) -> str | None:
     if not error.remedy or any(each not in options for each in error.remedy):
-        return error.instead
+        return None
     if _is_without(error, options):
         return f"leave {' and '.join(options[each] for each in error.remedy)} out"
     return " ".join(f"{options[each]} {_word(value)}" for each, value in error.remedy.items())

@@ -10,14 +10,14 @@ import click
 
 from kullback.cli import options
 from kullback.cli.gates import OF_TABLES, Gate, gates_of
-from kullback.cli.option import FILE, Option
+from kullback.cli.option import FILE, Option, invalid_option
 from kullback.cli.option_command import command
 from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
 from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import FLAG
 from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.progress import progress_text
-from kullback.errors import BY_CALL, ArgumentValueError, printable
+from kullback.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,14 +73,8 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     if not batches:
         _refuse_reports(settings, gates)
     elif len(batches) > 1 and save_batch is not None and not settings["--merge"]:
-        raise ArgumentValueError.at(
-            "--save-batch",
-            "--save-batch",
-            wanted="one batch",
-            got=str(len(batches)),
-            instead="--merge to take them as one",
-            wording=BY_CALL,
-        )
+        got, instead = str(len(batches)), "--merge to take them as one"
+        raise invalid_option("--save-batch", wanted="one batch", got=got, instead=instead)
     from kullback.common.formats import counted
     from kullback.report import terminal
     from kullback.report.subjects.tables import Batches
@@ -145,16 +139,11 @@ def _refuse_reports(settings: Settings, gates: Sequence[Gate]) -> None:
     """Raise an error if limits or reports were requested, because there is no batch."""
     if gates:
         limit = gates[0].limit
-        raise ArgumentValueError.at(
-            settings.place_of(f"--fail-{limit.side}"),
-            f"--fail-{limit.side}",
-            wanted="a batch to check",
-            got="none",
-            instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.number}",
-            wording=BY_CALL,
-        )
+        flag = f"--fail-{limit.side}"
+        instead = f"kullback watch P Q {flag} {limit.metric}={limit.number}"
+        place = settings.place_of(flag)
+        raise invalid_option(flag, wanted="a batch to check", got="none", instead=instead, place=place)
     for flag in ("--json", "--html", "--markdown", "--save-batch"):
         if settings[flag] is not None:
-            raise ArgumentValueError.at(
-                flag, wanted="a batch to report on", got="none", instead="kullback watch P Q", wording=BY_CALL
-            )
+            wanted, instead = "a batch to report on", "kullback watch P Q"
+            raise invalid_option(flag, wanted=wanted, got="none", instead=instead)

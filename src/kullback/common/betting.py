@@ -15,7 +15,7 @@ _PARTS = np.array([0.5, *np.full(12, 0.5 / 12)])
 # The error of rounding, relative to the sums. This error is subtracted from each gain, so rounding alone makes no gain.
 _ROUNDING = 1e-11
 _TOLERANCE = 1e-6  # of an end of the interval, relative to the end's distance from the bound
-# The logarithm of the largest wealth that is told from larger ones, which float64 cannot hold.
+# The logarithm of the largest wealth; a larger wealth could overflow in float64.
 _RICHEST = 700.0
 
 

@@ -34,19 +34,16 @@ def not_bijective(call: str, argument: str, d: Distribution, step: Transform) ->
         step = next((part for part in step.parts if not part.bijective), step.parts[0])
     own = argument if argument in ("p", "q") else "p"
     other = "q" if own == "p" else "p"
-    remedies = {
-        ("fit", "to"): "to=Samples(to.sample((n,)))",
-        ("fit", "q"): "a family whose maps are one-to-one",
-    }
-    by_draws = (
-        f"estimate with Samples({own}.sample((n,))) for {own} and Samples({other}.sample((n,))) for {other}"
-    )
+    remedies = {"to": "to=Samples(to.sample((n,)))", "q": "a family whose maps are one-to-one"}
+    sides = (f"Samples({side}.sample((n,))) for {side}" for side in (own, other))
+    by_draws = f"estimate with {' and '.join(sides)}"
+    remedy = remedies.get(argument, by_draws) if call == "fit" else by_draws
     is_of_torch = type(step).__module__.startswith("torch.")
     return no_rule(
         call,
         argument,
         wanted="maps that are one-to-one",
         got=f"{type(d).__name__} with {type(step).__name__}, which is not bijective, so torch's log_prob misses mass",
-        instead=remedies.get((call, argument), by_draws)
+        instead=remedy
         + ("" if is_of_torch else ", or bijective = True in the class of a map that is one-to-one"),
     )

@@ -300,7 +300,7 @@ def taken(kind: type[_Settings], options: dict[str, Any]) -> _Settings:
         >>> from kullback.models import Cut
         >>> options = {"context": 64, "seed": 3}
         >>> taken(Cut, options), options
-        (Cut(context=64, score='second-half', most_windows=None, groups=None), {'seed': 3})
+        (Cut(context=64, score=None, most_windows=None, groups=None), {'seed': 3})
     """
     return kind(**{each.name: options.pop(each.name) for each in fields(kind) if each.name in options})
 

@@ -284,7 +284,7 @@ def write_errors(
 ) -> Generator[None]:
     """Convert a system error in the context into a FileError that names the file.
 
-    `more` is appended to the remedy. The message names the files `after` which this one is written. `kind` is
+    `more` is appended to the remedy. The message names the files `after`, which are written before this file. `kind` is
     ``"file"`` or ``"folder"``.
     """
     try:

@@ -260,6 +260,11 @@ def byte_count(size: int | None) -> str:
     return f"{significant(size / unit, 3)} {name}"
 
 
+def bit_count(value: float) -> str:
+    """Format a number of bits with two decimals, such as ``4.85``."""
+    return f"{value:.2f}"
+
+
 def count(value: int) -> str:
     """Format an integer with thousands separators, such as ``12,345``."""
     return f"{value:,}"

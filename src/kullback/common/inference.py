@@ -117,7 +117,7 @@ def unified_low(x: Any, dof: Any, alpha: float, at_most: Any = None, *, is_upper
     x, dof = np.maximum(np.asarray(x, np.float64), 0.0), np.asarray(dof, np.float64)
     point = np.maximum(x, 1.0) if at_most is None else np.array(at_most, np.float64)
     low, high = np.zeros_like(point), point
-    # From 0 up to the limit, x is too far in one tail of the distribution. The limit is 0 if this is false for 0.
+    # Below the lower limit (0 if none), x is too far in the upper tail; up to the upper limit, not in the lower tail.
     wide = np.ones_like(point, bool) if is_upper else chdtrc(dof, x) < alpha
     zero, is_last = ~wide, np.zeros_like(wide)
     while wide.any():

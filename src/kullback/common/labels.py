@@ -276,8 +276,9 @@ def _kind(column: Any) -> str:
 def _has_labels_first(call: str, kinds: list[str], second: object, *, is_table: bool) -> bool:
     """Return whether the first of two columns contains labels and only the second contains numbers.
 
-    Raise an error if the first column has integers, which may be labels or numbers, unless the names of columns or rows
-    show that both columns are numbers (`is_table`). `kinds` are the letters of `_kind`, and `second` is a name.
+    Raise an error if the first column has integers, which may be labels or numbers. With `is_table`, names of columns
+    or rows show that both are numbers, and there is no error. `kinds` are the letters of `_kind`, and
+    `second` is a name.
     """
     if kinds[0] not in "iuf":
         return kinds[1] in "iuf"

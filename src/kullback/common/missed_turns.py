@@ -20,8 +20,8 @@ from kullback.common.inference import normal_scores
 
 # The smallest number of rows between two turns, the smallest number of turns, and the largest number of examined rows.
 _FEWEST_BETWEEN, _FEWEST_TURNS, _MOST_ROWS = 10, 3, 1024
-# The correlation of one source's rows, and two probabilities of a missed turn: that it lengthens (or shortens) the
-# distance by one, and that it gives any other distance.
+# The correlation of one source's rows, the probability that a missed turn lengthens (or shortens) the distance by one,
+# and the probability of a change to any other distance.
 _SAME_SOURCE, _CHANGED, _LOST = 0.42, 0.12, 0.005
 # A log-likelihood ratio above `_EVIDENCE` is significant. After half of the rows, the filter stops if no log-likelihood
 # ratio has reached `_PROMISING`.

@@ -11,8 +11,8 @@ from torch import Tensor
 def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int = 110) -> Tensor:
     """Return the root of an increasing function in [low, high], to the last digit.
 
-    `f` is a function of each element of a tensor. If [low, high] contains no root, return the end of the interval at
-    which the function is closer to 0.
+    `f` is a function of each element of a tensor. If [low, high] contains no root, return the end where `f` is closer
+    to 0.
     """
     for _ in range(steps):
         middle = (low + high) / 2

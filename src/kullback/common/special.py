@@ -218,8 +218,8 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     derivative of torch's trigamma is slow.
 
     Returns:
-        whether x is below `_FAR`; x clamped to the range from `_TINY` to `_FAR`; this x plus 0, 1, ..., 9 in a new last
-        dimension; and 1 / x after the shift.
+        whether x is below `_FAR`; x clamped to [`_TINY`, `_FAR`]; x plus 0 to 9 (last dimension); and 1 / x after the
+        shift.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)
@@ -281,7 +281,7 @@ def _since_one(
 ) -> Tensor:
     """Return f(1 + b) - f(1) for a function f, with full precision for small b; for b of 0.5 or more, return `far`.
 
-    For smaller b >= 0, the result is the sum of ten terms of a recurrence for f(1 + b) - f(1), plus the integral of the
+    For smaller b >= 0, the result has ten terms of a recurrence for f(1 + b) - f(1), and the integral of the
     `derivative` f' from 11 to 11 + b. `term` is a function of the number of the term and b.
     """
     near = b < 0.5

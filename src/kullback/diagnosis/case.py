@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL
-from kullback.diagnosis.reading import Reading, Role, are_independent
-from kullback.diagnosis.scan import Index, Occurrences
+from kullback.diagnosis.reading import Index, Occurrences, Reading, Role, are_independent
 from kullback.diagnosis.shapes import ClassAxes, Repair, axes_of_maps, fit, labels_of
 from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
 from kullback.losses.reduction import Reduction

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL
-from kullback.diagnosis.scan import Index, normalized_along
+from kullback.diagnosis.reading import Index, normalized_along
 
 How: TypeAlias = Literal[
     "none", "same", "expand", "reshape", "move", "cut-classes", "cut-rows", "unsqueeze", "binary"

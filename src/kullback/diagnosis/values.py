@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kullback.common.dtypes import upcast
-from kullback.diagnosis.reading import Reading
-from kullback.diagnosis.scan import Index, Occurrences, aligned_blocks, row_blocks
+from kullback.diagnosis.reading import Index, Occurrences, Reading, aligned_blocks, row_blocks
 from kullback.generators import KL
 from kullback.kernels import finite_pair
 from kullback.representations import Counts, Logits, Representation

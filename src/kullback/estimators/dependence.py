@@ -38,8 +38,7 @@ _MOST_ACROSS_BLOCKS = 0.05
 # A permutation test has no correction by Student's t, so its blocks are longer than the blocks for an interval, by this
 # factor.
 _LONGER_IN_TESTS = 1.5
-# If one side's autocorrelation time is more than this many times the other's, a shuffle only exchanges a block of P
-# with the block of Q in the same pair.
+# If the ratio of the autocorrelation times is above this, a shuffle exchanges blocks of P and Q only within pairs.
 _UNLIKE = 1.5
 # In pairs, blocks have at least `_SHORTEST_IN_PAIRS` autocorrelation times, and are longer if at least `_PAIRS` pairs
 # remain.
@@ -49,9 +48,9 @@ _MOST_SCORES = 32
 
 
 class Grouped(NamedTuple):
-    """Draws with their blocks or repeated rows, which count as independent, as clusters, and notes on these groups.
+    """Draws whose clusters are their blocks or repeated rows, which count as independent, and notes on these groups.
 
-    `is_open` says whether there are too few groups for a standard error. `correction` is the factor that corrects a
+    If `is_open`, there are too few groups for a standard error. `correction` is the factor that corrects a
     variance computed as if the groups were independent.
     """
 
@@ -88,8 +87,8 @@ def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
 class GroupedAlike(NamedTuple):
     """Two samples whose clusters are groups of draws that a permutation test can exchange, and notes on these groups.
 
-    `is_open` says whether there are too few groups for the test. `in_pairs` says whether group i of P is exchanged only
-    with group i of Q, because the autocorrelation times of P and Q are unequal.
+    If `is_open`, there are too few groups for the test. If `in_pairs`, group i of P is exchanged only with group i of
+    Q, because the autocorrelation times of P and Q are unequal.
     """
 
     p: Draws
@@ -302,8 +301,8 @@ _FEW_TIES = 0.01
 class Shared(NamedTuple):
     """Two samples that have draws in common; `number` of P's draws are also draws of Q.
 
-    `in_p` and `in_q` say, for each draw of a side, whether its value occurs exactly once in P and exactly once in Q.
-    `are_alone` says whether almost no values repeat except shared draws, so that nearly all ties are shared draws.
+    `in_p` and `in_q` are masks of each side's draws with a value that occurs exactly once in P and exactly once in Q.
+    If `are_alone`, almost no values repeat except shared draws, so nearly all ties are shared draws.
     """
 
     p: Draws

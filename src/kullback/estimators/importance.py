@@ -1,8 +1,7 @@
 r"""KL from draws of P with known log-densities of P and Q: the mean log-ratio, with a control variate.
 
 Let :math:`d = \log p - \log q` at draws of P. For any constant c, the mean of :math:`d + c (q / p - 1)` estimates KL(P
-|| Q). The c that minimizes the variance is fitted in each half of the draws and used in the other half, so that the
-estimate has no bias.
+|| Q). The c that minimizes the variance is fitted in each half of the draws and used in the other half, without bias.
 """
 
 from __future__ import annotations

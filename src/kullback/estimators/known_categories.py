@@ -53,7 +53,7 @@ _LEAST_PROBABILITY = 1e-12
 
 @dataclass(frozen=True)
 class UnseenByP:
-    """Q's log-probabilities of all categories without draws of P, and of the least probable one; -inf for none."""
+    """Q's log-probability of the categories without draws of P, and of the least probable of these; -inf for none."""
 
     total: float
     least: float
@@ -172,8 +172,8 @@ def ends_from_counts(
     draw. The distances of the two limits from :math:`KL(\hat p \| q)` are then added to `estimate`. The upper limit is
     at least the limit from `_near_q`.
 
-    `number` is the effective number of independent draws, `estimate` the bias-corrected estimate of KL, and `added` the
-    variance of the estimate in addition to the variance of a mean of d.
+    `number` is the effective number of independent draws, and `estimate` is the bias-corrected estimate of KL. Its
+    variance is `added` plus the variance of a mean of d.
 
     References:
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)

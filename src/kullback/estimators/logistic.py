@@ -19,7 +19,7 @@ _MOST_STEPS = 50
 class Labeled:
     """The n draws of P and the m draws of Q, shape (n + m, d), with the side, the weight and the unit of each draw.
 
-    The weights of P's draws have sum n, and those of Q's draws sum m. A unit is a cluster or a single draw.
+    The weights of P's draws sum to n, and the weights of Q's draws to m. A unit is a cluster or a single draw.
     """
 
     x: Array
@@ -49,8 +49,8 @@ def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
 
     Probabilistic Outputs for Support Vector Machines (Platt, 1999)
 
-    The results are, for N draws of both sides: the calibrated log-odds, shape (N,); the influence of each draw on (a,
-    b), shape (N, 2); and the features (1, f), shape (N, 2).
+    For the N draws of both sides, the results are the calibrated log-odds, shape (N,), the influence of each draw on
+    (a, b), shape (N, 2), and the features (1, f), shape (N, 2).
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)

@@ -27,8 +27,8 @@ from kullback.samples import Samples
 # Unequal integer weights with a mean of at least this number are probably counts, because users often scale weights to
 # mean 1.
 _LARGEST_MEAN_WEIGHT = 2
-# Seeds are computed from draws rounded to this number of steps between the smallest and the largest draw, so that
-# rounding errors do not change a seed.
+# Seeds are computed from draws rounded to this number of steps between the smallest and the largest draw. So rounding
+# errors do not change a seed.
 _STEPS = 2.0**20
 
 # Each function that is named below has the arguments `confidence` and `generator`.
@@ -67,8 +67,8 @@ class EstimateWarning(UserWarning):
 def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Draws, Draws]:
     """Return the checked draws of both sides.
 
-    An error is raised if the sides have different numbers of components, if one side is categories and the other
-    numbers, or if only one side has labels. An error is also raised for weights that look like counts. If `finite`,
+    An error is raised for sides with different numbers of components, for categories on one side and numbers on the
+    other, and for labels on one side only. An error is also raised for weights that look like counts. If `finite`,
     infinite draws raise an error, too. Draws that differ by rounding errors only become equal, and columns of huge or
     tiny values are rescaled.
     """

@@ -310,8 +310,8 @@ _FLAT = 1e-6
 class Span:
     """The draws of both sides without components that follow linearly from others, and notes on these components.
 
-    `infinite` is a note on an infinite KL if a plane or surface contains all draws of one side and no draw of the other
-    side; otherwise an empty string.
+    `infinite` is a note on an infinite KL if a plane or surface has all draws of one side and no draw of the other;
+    otherwise empty.
     """
 
     p: Draws

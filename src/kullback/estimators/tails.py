@@ -129,7 +129,7 @@ _SEVERAL = 3
 _FALSE_ALARMS = 0.05
 # P's mass in a gap between neighboring draws of Q is compared with P's mass in this number of gaps around the gap.
 _NEIGHBORING_GAPS = 20
-# P's draws outside Q's range add nothing to KL if chance explains them: for P = Q, as many draws or more would be
+# P's draws outside Q's range add nothing to KL if chance explains them. For P = Q, as many draws or more would then be
 # outside with a probability of at least `_BY_CHANCE`.
 _BY_CHANCE = 0.3
 # If log(p / q) is smooth, P(X > t) is assumed to decrease at least as fast as Q(Y > t)^`_SLOWEST`.
@@ -144,9 +144,8 @@ _FAR = 100.0
 class Unseen:
     """The proportion and the effective number of P's draws outside the range of Q's draws.
 
-    `nats` is the contribution to KL outside the range, by extrapolation of Q's fitted tails. `abrupt` says whether
-    significantly more draws of P are outside the range, or between two neighboring draws of Q, than a smooth log(p / q)
-    allows.
+    `nats` is the contribution to KL outside the range, by extrapolation of Q's fitted tails. If `abrupt`, significantly
+    more draws of P are outside the range, or between two neighboring draws of Q, than a smooth log(p / q) allows.
     """
 
     share: float
@@ -278,7 +277,7 @@ def unseen_in_scores(
     """Return the result of `unseen_by_q` for vectors, which are compared by several scores.
 
     The result is for the score with the largest contribution `nats`; `abrupt` is True if it is True for any score.
-    `scores` has, for each score, those of P's draws and of Q's draws. For the first score, only P's draws above Q's
+    `scores` has the values of each score for P's draws and for Q's draws. For the first score, only P's draws above Q's
     largest score are used. If `log_ratios`, the first score is a log-ratio, and the excess of P's scores over Q's
     largest score replaces the extrapolation of Q's tail.
     """

@@ -419,7 +419,7 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
         # Products with denormal numbers are slow.
         matrices["narrow_kernel"] = np.where(narrow > np.finfo(np.float32).eps, narrow, np.float32(0))
         return QuadraticForms(matrices, moments, {"shift": scores})
-    # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a kernel of large width has
+    # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007). A kernel of large width has
     # nearly the power of the energy distance.
     count = int(min(max(FEATURE_NUMBERS / n, FEWEST_FEATURES), MOST_FEATURES))
     features: dict[str, Float32s] = {}

@@ -242,7 +242,7 @@ def _polished(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Take Newton steps from u while they lower the value or the norm of the gradient, and return the final points.
 
-    `f` and `g` are the values and the gradients at u. The result is like that of `_descended`.
+    `f` and `g` are the values and the gradients at u. The results are the same as for `_descended`.
     """
     more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
     values, vectors = torch.linalg.eigh(_hessian(function, u))

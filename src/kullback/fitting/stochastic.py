@@ -99,8 +99,8 @@ def descend(
     mean = gradients.mean(0)
     error = gradients.std(0) / _BATCHES**0.5
     count = mean.shape[-1]
-    # If the expected gradient is 0, the sum of (mean / error)^2 over the parameters has an expectation of about `count`
-    # and a variance of about 2 `count`. The limit is six standard deviations above this expectation.
+    # For an expected gradient of 0, the sum of (mean / error)^2 over the parameters has the mean `count` and the
+    # variance 2 `count`, approximately. The limit is six standard deviations above this expectation.
     is_zero = ((mean / error.clamp(min=1e-300)) ** 2).clamp(max=1e6).sum(-1) <= count + 6 * math.sqrt(
         2 * count
     )

@@ -13,10 +13,13 @@ from torch import Tensor
 from kullback.common.constraints import Arguments, OfType
 from kullback.common.words import NO_LABEL as _NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
-from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
-from kullback.integrations.model_heads import ModelHead
-from kullback.integrations.model_reading import (
+from kullback.integrations.models import (
     Features,
+    ModelHead,
+    check_apart,
+    check_statistics,
+    evaluating,
+    freeze,
     is_encoder_decoder,
     logits_of,
     no_cache,
@@ -69,7 +72,7 @@ def of_tokens(
 
 
 def is_causal(call: str, causal: bool | None, shifted: bool | None, *, otherwise: bool) -> bool:
-    """Return whether labels are shifted by one: `causal`, else `shifted` (the model's way), else `otherwise`."""
+    """Return whether labels are shifted by one: `causal`, else `shifted` (by the model), else `otherwise`."""
     if causal and shifted is False:
         raise invalid_value(
             call,
@@ -92,15 +95,11 @@ _ARGUMENTS = Arguments(
 class BatchLoss:
     """The loss of a student's predictions on a batch, with a teacher's predictions on the same batch.
 
-    Arguments:
-        call: the trainer, for messages.
-        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory, and whose
-            logits are in float32 also under autocast.
-        teacher: the teacher; None if the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
-            ``teacher_log_probs``.
-        causal: whether the label of a position's logits is the next token; None to follow the student's class.
-        otherwise: the value that replaces `causal` if `causal` is None and the student's class does not determine it.
-        has_counts: whether the trainer counts the labels that are not -100, and passes their number as `normalizer`.
+    A `LinearDistillationLoss` never has all logits in memory, and its logits are in float32 also under autocast.
+    Without a `teacher`, the batches contain the teacher's most probable tokens, as ``teacher_indices`` and
+    ``teacher_log_probs``. `causal` says whether the label of a position's logits is the next token. None follows the
+    student's class, or `otherwise` if the class leaves it open. `has_counts` says whether the trainer counts the labels
+    that are not -100, and passes their number as `normalizer`.
     """
 
     def __init__(
@@ -174,15 +173,9 @@ class BatchLoss:
         unwrapped: Any = None,
         keep_logits: bool = True,
     ) -> tuple[Tensor, Any]:
-        """Return the loss and the student's outputs.
-
-        Arguments:
-            model: the student, possibly wrapped, as the trainer calls it.
-            inputs: the batch. Positions with the label `ignore_index` of the loss do not count. Without labels,
-                positions outside of the attention mask do not count.
-            normalizer: the divisor of the sum over tokens, such as the number of tokens in all micro-batches.
-            unwrapped: the student without the trainer's wrappers, which contains the head; by default `model`.
-            keep_logits: whether the outputs must contain the logits.
+        """Return the loss and the student's outputs for a batch; without labels, the attention mask counts. `model` is
+        the student as the trainer calls it, and `unwrapped` contains its head. `normalizer` divides the sum over
+        tokens. `keep_logits` says whether the outputs must have the logits.
         """
         unwrapped = model if unwrapped is None else unwrapped
         base = without_wrappers(unwrapped)
@@ -198,7 +191,12 @@ class BatchLoss:
         else:
             outputs = model(**{**no_cache(base), **features})
             student = of_given_tokens(unwrapped, features, logits_of(outputs))
-            sides = {"student": student, "teacher": self._taught(base, features, inputs)}
+            if self.teacher is None:
+                taught: Any = self._stored(base, inputs)
+            else:
+                answer = self.teach(**{**no_cache(without_wrappers(self.teacher)), **features})
+                taught = of_given_tokens(self.teacher, features, logits_of(answer))
+            sides = {"student": student, "teacher": taught}
         counted = self._counted(base, student, inputs)
         loss = self.of_sides(sides, normalizer=normalizer, **counted)
         return loss + self._router_loss(base, outputs, counted, normalizer), outputs
@@ -271,11 +269,7 @@ class BatchLoss:
             )
 
     def _router_loss(
-        self,
-        model: Any,
-        outputs: Any,
-        counted: dict[str, Tensor | None],
-        normalizer: Tensor | float | None,
+        self, model: Any, outputs: Any, counted: dict[str, Tensor | None], normalizer: Tensor | float | None
     ) -> Tensor | float:
         """Return the load-balancing loss of a mixture of experts, times the model's coefficient; 0 for other models. A
         normalizer divides the number of tokens, so that the losses of micro-batches add up.
@@ -292,14 +286,10 @@ class BatchLoss:
                 got=f"a {type(model).__name__} that returns aux_loss and has none",
                 instead="model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration",
             )
-        share: Tensor | float = 1.0
-        if (
-            normalizer is not None
-            and self.tokens is not None
-            and any(x is not None for x in counted.values())
-        ):
-            share = self.tokens / normalizer
-        return coefficient * auxiliary * share
+        is_counted = any(x is not None for x in counted.values())
+        if normalizer is None or self.tokens is None or not is_counted:
+            return coefficient * auxiliary
+        return coefficient * auxiliary * (self.tokens / normalizer)
 
     def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
         """Return the argument of the loss that decides which positions count: the labels, else the mask."""
@@ -331,13 +321,6 @@ class BatchLoss:
                 self._refuse_shifted(torch.where(listed, indices, -1), tokens, inputs.get("attention_mask"))
         return TopK(indices, log_probs)
 
-    def _taught(self, student: Any, features: Features, inputs: Mapping[str, Any]) -> Any:
-        """Return the teacher's logits, or its most probable tokens."""
-        if self.teacher is None:
-            return self._stored(student, inputs)
-        outputs = self.teach(**{**no_cache(without_wrappers(self.teacher)), **features})
-        return of_given_tokens(self.teacher, features, logits_of(outputs))
-
     def _require_aligned(self, labels: Tensor, tokens: Tensor) -> None:
         """Raise if a stored prediction has another label than the next token."""
         following = next_tokens(tokens, _NO_LABEL)
@@ -348,8 +331,8 @@ class BatchLoss:
             raise self._shifted("teacher_labels", got)
 
     def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
-        """Raise if stored predictions list their own token significantly more often than the next one: servers list the
-        true token too, so such rows predict their own token.
+        """Raise if stored predictions list their own token significantly more often than the next token. Servers list
+        the true token too, so such rows predict their own token.
         """
         counted = (indices >= 0).any(-1)
         counted[..., -1:] = False
@@ -408,6 +391,6 @@ class BatchLoss:
 
 
 def _sign_test(more: int, fewer: int) -> float:
-    """Return an upper bound of the probability of so many heads in tosses of a fair coin (Chernoff, 1952)."""
+    """Return an upper bound of the probability of this number of heads in tosses of a fair coin (Chernoff, 1952)."""
     n = more + fewer
     return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))

@@ -13,7 +13,7 @@ from kullback.common.optional import load
 from kullback.common.words import STORED
 from kullback.errors import invalid_value, safe_repr
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, is_causal, of_tokens
-from kullback.integrations.model_reading import Features, is_dispatched, logits_of
+from kullback.integrations.models import Features, is_dispatched, logits_of
 from kullback.losses.teachers import PartialTeacher
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
@@ -234,7 +234,7 @@ def loss_of_batch(
 
 
 def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:
-    """Return the factor that undoes the average over processes of a loss divided by the tokens of all."""
+    """Return the factor that undoes the average over processes of a loss divided by all processes' tokens."""
     if trainer.args.n_gpu > 1:
         raise invalid_value(
             type(trainer).__name__,

@@ -12,7 +12,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.optional import load
 from kullback.errors import invalid_type
 from kullback.integrations.batch_loss import BatchLoss
-from kullback.integrations.model_reading import is_dispatched, logits_of
+from kullback.integrations.models import is_dispatched, logits_of
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationModule"]
@@ -46,8 +46,8 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type, or `optimizer` is not a function.
         ArgumentValueError: the reduction of `loss` is neither ``"mean"`` nor ``"sum"``, or the teacher shares trainable
-            parameters with the student. At a batch, `causal` does not fit the student, the labels of ``label_weight``
-            are missing, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes.
+            parameters with the student. At a batch, `causal` does not fit the student, or the labels of
+            ``label_weight`` are missing. A loss with ``vocabulary="mask"`` is +inf because a side lacks classes.
         OptionalDependencyError: lightning is not installed.
 
     Gradient:

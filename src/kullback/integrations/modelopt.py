@@ -9,7 +9,7 @@ from torch.nn.modules.loss import _Loss  # ModelOpt requires it  # pyright: igno
 
 from kullback.common.extra_arguments import by_name
 from kullback.generators import KL, Divergence
-from kullback.integrations.model_reading import logits_of
+from kullback.integrations.models import logits_of
 from kullback.nn import DistillationLoss
 
 __all__ = ["LogitsDistillationLoss"]

@@ -73,7 +73,7 @@ class KDLoss(torch.nn.Module):
             temperature=temperature,
             temperature_squared=True,
             ignore_index=ignore_index,
-            **({} if tp_group is None else {"group": tp_group}),
+            group=tp_group,
         )
 
     def forward(

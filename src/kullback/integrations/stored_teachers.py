@@ -14,7 +14,7 @@ from kullback.common.constraints import Arguments, OneOf
 from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL, STORED
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
-from kullback.integrations.model_reading import Features
+from kullback.integrations.models import Features
 
 __all__ = ["StoredTeacherCollator"]
 
@@ -55,8 +55,8 @@ class StoredTeacherCollator:
     Arguments:
         collator: a function that pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``. The default pads
             tokens and labels on the right, and makes ``attention_mask``.
-        rows_predict: ``"next"`` if row i predicts the token after position i, as the trainers need; ``"own"`` if row i
-            predicts the token at position i, as in vLLM and SGLang. Such rows are shifted by one.
+        rows_predict: ``"next"`` if row i predicts the token after position i, which the trainers need. ``"own"`` if row
+            i predicts the token at position i, as in vLLM and SGLang. Such rows are shifted by one.
 
     Raises:
         ArgumentTypeError: `collator` is not a function.
@@ -87,13 +87,9 @@ class StoredTeacherCollator:
 
     def __post_init__(self) -> None:
         if not callable(self.collator):
-            got, instead = (
-                safe_repr(self.collator),
-                "StoredTeacherCollator(DataCollatorForSeq2Seq(tokenizer))",
-            )
-            raise invalid_type(
-                _CALL, "collator", wanted="a function of a list of rows", got=got, instead=instead
-            )
+            wanted, got = "a function of a list of rows", safe_repr(self.collator)
+            instead = "StoredTeacherCollator(DataCollatorForSeq2Seq(tokenizer))"
+            raise invalid_type(_CALL, "collator", wanted=wanted, got=got, instead=instead)
         _ARGUMENTS.check(rows_predict=self.rows_predict)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:

@@ -16,7 +16,7 @@ from kullback.common.optional import load
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
 from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
-from kullback.integrations.model_reading import Features, logits_of, without_containers, without_wrappers
+from kullback.integrations.models import Features, logits_of, without_containers, without_wrappers
 from kullback.losses.distillation import distillation_loss
 from kullback.losses.head_configuration import head_configuration
 from kullback.nn import DistillationLoss, LinearDistillationLoss

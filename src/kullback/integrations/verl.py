@@ -34,8 +34,8 @@ def top_k_loss(
     The function computes this loss at every position, like `top_k_divergence`. The function replaces
     `verl.trainer.distillation.fsdp.losses.compute_forward_kl_topk`, the sum of :math:`p \log(p/q)` over the top tokens.
     If that sum is negative, verl sets the sum and its gradient to 0. The minimum of the sum is at the teacher's
-    renormalized probabilities. With ``tail="bucket"``, the loss is never negative, is 0 only if the student agrees with
-    the teacher, and is at most the divergence from the full teacher.
+    renormalized probabilities. With ``tail="bucket"``, the loss is 0 only if the student agrees with the teacher. It is
+    never negative, and at most the divergence from the full teacher.
 
     verl's servers end each sequence with a row that predicts nothing, with the log-probability 0 for each token. The
     loss and the gradient of such a row are 0.
@@ -85,21 +85,13 @@ def top_k_loss(
     ) -> dict[str, Tensor]:
         log_probs, ids = (_of_ranks(x, student_logits) for x in (teacher_topk_log_probs, teacher_topk_ids))
         masses = _masses(student_logits.detach(), log_probs.detach(), ids.long())
-        is_empty = _is_empty(log_probs)
+        # A row that gives the probability 1 to several tokens predicts nothing.
+        is_empty = (log_probs == 0).all(-1) & (log_probs.shape[-1] > 1)
         rows = teacher(*_without_empty(is_empty, ids.long(), log_probs), tail=tail)
         losses = top_k_divergence(kind, rows, student_logits)
         return {"distillation_losses": torch.where(is_empty, 0, losses), **masses}
 
     return compute
-
-
-def _is_empty(log_probs: Tensor) -> Tensor:
-    """Return whether each row predicts nothing: it gives the probability 1 to several tokens."""
-    return (
-        (log_probs == 0).all(-1)
-        if log_probs.shape[-1] > 1
-        else torch.zeros_like(log_probs[..., 0], dtype=torch.bool)
-    )
 
 
 def _without_empty(is_empty: Tensor, ids: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor]:

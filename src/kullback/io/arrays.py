@@ -307,18 +307,9 @@ def _load(ref: FileReference) -> Any:
         raise ref.truncated(wanted="a file of torch.save, in its zip format", got=reason) from None
 
 
-SAFETENSORS_DTYPES = {
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U8": torch.uint8,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
+# The codes of safetensors count bits, and those of NumPy count bytes.
+SAFETENSORS_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16} | {
+    f"{code[0].upper()}{8 * int(code[1])}": dtype for code, dtype in NUMPY_DTYPES.items()
 }
 # Hidden states may have these dtypes, with scales. Predictions may not: float8 has no room for a log-probability.
 FLOAT8_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}

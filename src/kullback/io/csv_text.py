@@ -178,9 +178,8 @@ class CsvReader(Reader):
             )
 
     def read(self, start: int, stop: int) -> Tensor:
-        rows = stop - start
         empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
-        return next(regroup(rows_from(self._tensors(), start), rows, join_tensors), empty)
+        return next(self.blocks(rows=stop - start, first=start), empty)
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(rows_from(self._tensors(), first), rows, join_tensors)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.optional import load
 from kullback.errors import FileError
 from kullback.io.class_columns import chosen_classes
@@ -20,13 +21,8 @@ ARROW_DTYPES = {
     "halffloat": torch.float16,
     "float": torch.float32,
     "double": torch.float64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.int64,
-    "uint16": torch.int64,
-    "uint32": torch.int64,
+    **{dtype_name(dtype): dtype for dtype in (torch.int8, torch.int16, torch.int32, torch.int64)},
+    **dict.fromkeys(("uint8", "uint16", "uint32"), torch.int64),
 }
 NEEDED = "reading a .parquet file"
 COLUMN_BUFFERS = 1 << 24  # bytes of buffers for all columns of a Parquet file together
@@ -102,15 +98,11 @@ class ParquetReader(Reader):
         return dtype or torch.float64
 
     def read(self, start: int, stop: int) -> Tensor:
-        return next(regroup(self._tensors(start, stop - start), stop - start, join_tensors))
+        return next(self.blocks(rows=stop - start, first=start))
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
-        return regroup(self._tensors(first, rows), rows, join_tensors)
-
-    def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:
-        """Yield tensors of at most `rows` rows, from row `start` to the end."""
-        for first, batch in self._batches(start, rows):
-            yield self._matrix(batch, first)
+        tensors = (self._matrix(batch, at) for at, batch in self._batches(first, rows))
+        return regroup(tensors, rows, join_tensors)
 
     def _batches(self, start: int, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, Arrow batch) from row `start` to the end; row groups that end before this row are not

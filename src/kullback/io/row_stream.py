@@ -1,4 +1,4 @@
-"""`RowStream`, the interface of anything that gives rows to a comparison, and `Reader`, that of a file format.
+"""`RowStream`, the interface of anything that gives rows to a comparison, and `Reader`, the interface of a file format.
 
 Functions cut and join blocks of rows, and iterate over the same rows of several streams.
 """
@@ -272,7 +272,7 @@ class Reader(RowStream):
 
 
 class StreamReader(Reader):
-    """A reader of a `RowStream`, with which `RowSource` checks the rows; `name` is the name of the argument."""
+    """A reader of a `RowStream`, so `RowSource` can check the rows; `name` is the name of the argument."""
 
     format = "stream"
     alignment = "compare streams of the same positions"

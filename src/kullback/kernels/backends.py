@@ -72,8 +72,7 @@ def backends() -> list[Backend]:
 
 def _described(backend: Any) -> Backend:
     reason = backend.missing()
-    devices, dtypes, operations = (
-        (backend.devices(), backend.DTYPES, backend.OPERATIONS) if reason is None else ((), (), ())
-    )
-    dtypes = tuple(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    return Backend(backend.NAME, reason is None, reason or backend.SUMMARY, devices, dtypes, operations)
+    if reason is not None:
+        return Backend(backend.NAME, False, reason, (), (), ())
+    dtypes = tuple(str(dtype).removeprefix("torch.") for dtype in backend.DTYPES)
+    return Backend(backend.NAME, True, backend.SUMMARY, backend.devices(), dtypes, backend.OPERATIONS)

@@ -85,8 +85,8 @@ def _of_mixture(parts: list[tuple[float, SkewKL, bool]]) -> Arguments | None:
 
 
 def _of_power(code: int, weight: float, order: float) -> Arguments | None:
-    """Return the arguments for a power divergence or Renyi's. For an order below 1/2, P and Q are swapped. Then None if
-    the order is too large, or so near 0 or 1 that float32 cannot represent 1 / (order - 1).
+    """Return the arguments for a power divergence or Renyi's. For an order below 1/2, P and Q are swapped. The result
+    is then None if the order is too large, or too near 0 or 1 for 1 / (order - 1) in float32.
     """
     swapped = order < 0.5
     order, exponent = (1 - order, -order) if swapped else (order, order - 1)

@@ -41,10 +41,7 @@ class _KLDivTerms(torch.autograd.Function):
         ctx.log_target, ctx.divisor = log_target, divisor
         ctx.save_for_backward(log_q, target)
         ctx.save_for_forward(log_q, target)
-        # In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known only
-        # in the backward pass. Therefore float16 gradients are computed in the backward pass, and gradients of other
-        # dtypes in the forward pass.
-        now = divisor is not None and log_q.dtype != torch.float16
+        now = divisor is not None and log_q.dtype != torch.float16  # see `RowTotal`
         wanted = ctx.needs_input_grad[:2] if now else (False, False)
         result, *gradients = terms.compute(log_q, target, log_target, divisor, wanted)
         ctx.gradients = gradients if any(wanted) else None
@@ -64,29 +61,21 @@ class _KLDivTerms(torch.autograd.Function):
         if differentiated:
             derivatives = _derivatives(log_q, target, ctx.log_target)
             grad = grad if ctx.divisor is None else grad / ctx.divisor
-            return (
-                *(
-                    (grad * derivative).to(log_q.dtype) if want else None
-                    for derivative, want in zip(derivatives, wanted, strict=True)
-                ),
-                None,
-                None,
-            )
+            pairs = zip(derivatives, wanted, strict=True)
+            return *((grad * by).to(log_q.dtype) if want else None for by, want in pairs), None, None
         return *terms.gradients(log_q, target, ctx.log_target, ctx.divisor, grad, wanted), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         log_q, target = ctx.saved_tensors
         derivatives = _derivatives(log_q, target, ctx.log_target)
-        changes = [
-            derivative * t for derivative, t in zip(derivatives, tangents, strict=False) if t is not None
-        ]
+        changes = [by * t for by, t in zip(derivatives, tangents, strict=False) if t is not None]
         change = torch.stack(changes).sum(0)
         return (change if ctx.divisor is None else change.sum() / ctx.divisor).to(log_q.dtype)
 
 
 def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return whether p = 0; p, or 1 there unless `target` has logarithms; and log p - log q, or 0 there."""
+    """Return the mask of p = 0, p (1 in the mask unless `target` has logarithms), and log p - log q (0 in the mask)."""
     # NaN and +inf in log_q are not log-probabilities. The mask is False there, so that the formula makes such terms NaN
     # or infinite.
     massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)

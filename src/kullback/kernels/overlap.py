@@ -11,14 +11,7 @@ def is_expanded(x: Tensor) -> bool:
 
 
 def may_overlap_itself(x: Tensor) -> bool:
-    """Return whether two elements of `x` may share memory. The result False is certain; the result True is not certain.
-
-    Example:
-        >>> import torch
-        >>> x = torch.zeros(12)
-        >>> may_overlap_itself(x.view(3, 4).T), may_overlap_itself(x.unfold(0, 4, 2))
-        (False, True)
-    """
+    """Return whether two elements of `x` may share memory. The result False is certain; the result True is not."""
     last = 0  # the largest offset of an element along the dimensions so far
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:
@@ -29,15 +22,7 @@ def may_overlap_itself(x: Tensor) -> bool:
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether an element of `a` and an element of `b` may share memory. The result False is certain; the result
-    True is not certain.
-
-    Example:
-        >>> import torch
-        >>> x = torch.zeros(3, 8)
-        >>> may_overlap(x[:, :4], x[:, 4:]), may_overlap(x[:, :5], x[:, 3:])
-        (False, True)
-    """
+    """Return whether elements of `a` and `b` may share memory. The result False is certain; the result True is not."""
     if a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
     (start_a, stop_a), (start_b, stop_b) = _bytes_of(a), _bytes_of(b)

@@ -25,6 +25,7 @@ from kullback.kernels.row_operation import (
     row_blocks,
     spoilt_rows,
     transformable,
+    weighted,
     weighted_rows,
     without_spoilt_rows,
 )
@@ -113,23 +114,13 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
 
 @dataclass(slots=True, eq=False)
 class RowDivergence(RowOperation):
-    """The row operation whose values are the divergences between the rows of P and Q (see `kernels.row_operation`).
-
-    Attributes:
-        kind: the divergence.
-        temperature: the divisor of log-weights.
-        dtype: the dtype of the values.
-        labels: the true classes of the rows, whose cross-entropy is mixed with the divergences; None for divergences
-            without cross-entropies.
-        p_in_logs: whether P contains log-weights.
-        q_in_logs: whether Q contains log-weights.
-    """
+    """The row operation whose values are the divergences between the rows of P and Q (see `kernels.row_operation`)."""
 
     kind: Divergence
-    temperature: float = 1.0
-    dtype: torch.dtype = torch.float64
-    labels: HardLabels | None = None
-    p_in_logs: bool = True
+    temperature: float = 1.0  # the divisor of log-weights
+    dtype: torch.dtype = torch.float64  # the dtype of the values
+    labels: HardLabels | None = None  # the classes whose cross-entropies are mixed with the divergences
+    p_in_logs: bool = True  # whether P contains log-weights
     q_in_logs: bool = True
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:
@@ -177,12 +168,11 @@ class RowDivergence(RowOperation):
         for block in row_blocks(p):
             derivatives = self.of_rows(block).derivatives(p[block], q[block])
             for part, derivative, x in zip(parts, derivatives, tensors, strict=True):
-                weighted = (
-                    _weighted(derivative, grad[block])
-                    if spoilt is None
-                    else weighted_rows(derivative, grad[block], spoilt[block])
-                )
-                part.append(weighted.to(x.dtype))
+                if spoilt is None:
+                    by = weighted(derivative, grad, block)
+                else:
+                    by = weighted_rows(derivative, grad[block], spoilt[block])
+                part.append(by.to(x.dtype))
         return [torch.cat(part) if want else None for part, want in zip(parts, wanted, strict=False)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
@@ -267,8 +257,7 @@ def value_and_gradient(
         derivatives = part.derivatives(p[block], q[block]) if any(wanted) else (None, None)
         for gradient, derivative in zip(gradients, derivatives, strict=True):
             if gradient is not None and derivative is not None:
-                weighted = derivative if weights is None else _weighted(derivative, weights[block])
-                gradient[block] = weighted.to(gradient.dtype)
+                gradient[block] = weighted(derivative, weights, block).to(gradient.dtype)
     return values, gradients[0], gradients[1]
 
 
@@ -282,8 +271,8 @@ def weighted_total(
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
-    """Return a bound, to first order, of the rounding error of `value`, a result of `row_divergence`: a few units in
-    the last place of each log-weight, propagated by the derivatives, and half a unit of the value.
+    """Return a first-order bound of the rounding error of `value`, a result of `row_divergence`. The bound allows for a
+    few units in the last place of each log-weight, propagated by the derivatives, and half a unit of the value.
     """
     pair = finite_pair(p, q)
     by_p, by_q = kind.derivatives(pair)
@@ -295,12 +284,6 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
     return torch.where(value.isinf(), 0, propagated + torch.finfo(value.dtype).eps * value.abs()).to(
         value.dtype
     )
-
-
-def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
-    """Return each row's derivatives times its weight; 0 for the weight 0, even if a derivative is NaN."""
-    weights = weights.unsqueeze(-1)
-    return torch.where(weights == 0, 0, weights * derivatives)
 
 
 def origin_of(peak: Tensor) -> Tensor:

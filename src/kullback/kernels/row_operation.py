@@ -93,7 +93,7 @@ class TotalOperation(RowOperation):
         """Return `scale` times the weighted sum, its wanted gradients and, if `has_second`, the second output."""
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Return the final gradients: `total`'s gradients arrive multiplied by the loss's gradient by the total."""
+        """Return the final gradients. They arrive as `total`'s gradients times the loss's gradient by the total."""
         return gradients
 
 
@@ -103,21 +103,18 @@ def transformable(
     """Return the values of `operation`, which torch.func, torch.compile and forward mode can transform. Tensors that
     torch.func may transform must be arguments here: attributes of `operation` count as constants.
     """
-    if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
+    # Custom functions do not support forward mode twice, nor second derivatives in a compiled graph, where the tensors
+    # that they saved count as constants.
+    is_compiling = torch.compiler.is_compiling()
+    needs_plain_expression = is_differentiated_in_graph() if is_compiling else open_transforms("Jvp") > 1
+    if needs_plain_expression or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
     # torch.compile does not support a custom function that defines forward-mode derivatives. While torch compiles, the
     # function without such derivatives is used.
-    function = _Transformable if torch.compiler.is_compiling() else _ForwardTransformable
+    function = _Transformable if is_compiling else _ForwardTransformable
     return function.apply(operation, first, second, third)[0]
-
-
-def _needs_plain_expression() -> bool:
-    """Return whether torch.func differentiates the call in a way that a custom function does not support: forward mode
-    twice, or second derivatives in a compiled graph, where saved tensors count as constants.
-    """
-    return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
 
 
 def _is_backward_of_forward() -> bool:
@@ -154,12 +151,7 @@ def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensor
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order. Where the value is
     infinite, the result has only a first derivative. The second derivative may be NaN there, and 0 * NaN would make the
-    first derivative NaN too.
-
-    Arguments:
-        value: the values of the rows, without derivatives.
-        changes: a function of tensors and their steps that returns the directional derivatives of the values.
-        tensors: the arguments of `changes`; None and integer tensors have no derivatives.
+    first derivative NaN too. None and integer tensors have no derivatives.
     """
     is_infinite = (value == torch.inf).reshape(*value.shape[:1], -1).any(-1)
     fixed = [None if x is None else x.detach() for x in tensors]
@@ -275,7 +267,8 @@ class RowValueFunction(torch.autograd.Function):
 class RowTotal(torch.autograd.Function):
     """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
     and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
-    pass does.
+    pass does. In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known
+    only in the backward pass. Therefore `is_early` is False for float16.
     """
 
     @staticmethod
@@ -346,11 +339,19 @@ def spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> Tensor:
 
 
 def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows: where their weight is 0, a
+    """Return the mask of `spoilt_rows`, and copies of the tensors with ones in these rows. In rows of weight 0, a
     second derivative would multiply NaN by 0.
     """
     spoilt = spoilt_rows(rows, in_logs)
     return spoilt, [torch.where(spoilt.unsqueeze(-1), 1, x) for x in rows]
+
+
+def weighted(derivatives: Tensor, weights: Weights, rows: slice) -> Tensor:
+    """Return the derivatives of a slice of rows times their weights; 0 at weight 0, even if a derivative is NaN."""
+    if weights is None:
+        return derivatives
+    factors = weights[rows].unsqueeze(-1)
+    return torch.where(factors == 0, 0, factors * derivatives)
 
 
 def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
@@ -379,6 +380,21 @@ def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
 
 
 @cache
+def define_operator(schema: str, launch: Callable[..., None]) -> torch.library.Library:
+    """Define an operator for compiled graphs, and return its library, which the cache keeps.
+
+    The operator writes all results to arguments. Without an operator, torch.compile would pass Python's floats to
+    Triton's kernels in float64, before torch 2.15.
+    """
+    name = schema.partition("(")[0]
+    library = torch.library.Library("kullback", "FRAGMENT")
+    library.define(schema)
+    library.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"kullback::{name}", lambda *_: None, lib=library)
+    return library
+
+
+@cache
 def define_first_derivative() -> torch.library.Library:
     """Define the product of a precomputed gradient and the incoming gradient in compiled graphs; return its library,
     which the cache keeps. The operator takes P and Q to refuse a second derivative: without them, torch would treat the
@@ -404,7 +420,7 @@ def _refuse_second_derivative(*_: Any) -> Any:
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Return slices for blocks of one row or more. While torch.compile, which fuses, traces: one slice."""
+    """Return slices for blocks of one row or more; one slice while torch.compile traces, because it fuses."""
     if torch.compiler.is_compiling():
         return iter((slice(None),))
     n, classes = rows.shape

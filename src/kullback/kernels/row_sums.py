@@ -14,15 +14,10 @@ from kullback.kernels.triton import triton_sums
 def log_sums(
     logits: Tensor, temperature: float, excluded: Tensor | None = None, labels: Tensor | None = None
 ) -> Tensor:
-    """Return two numbers for each row, shape (rows, 2): the largest logit, and the sum of e^((logit - largest) /
-    temperature).
-
-    The differences from the largest logit are divided by the temperature, because they have more correct digits than
-    the logits. `excluded` contains the classes to exclude from each row, shape (rows, k); an index after the last class
-    excludes no class. Without classes, the largest logit is -inf.
-
-    With `labels`, one class of each row, shape (rows,), the result has two more columns: the same two numbers at
-    temperature 1, without the label's class.
+    """Return two numbers for each row, shape (rows, 2): the largest logit, -inf without classes, and the sum of
+    e^((logit - largest) / temperature). Differences have more correct digits than logits, so they are divided.
+    `excluded`, shape (rows, k), has classes that do not count; an index after the last class excludes none. With
+    `labels`, shape (rows,), two more columns are the same numbers at temperature 1 without the label's class.
     """
     if triton_sums.serves(logits, temperature, 0 if excluded is None else excluded.shape[-1]):
         return triton_sums.log_sums(logits, temperature, excluded, labels)

@@ -32,6 +32,12 @@ from kullback.kernels.row_operation import (
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_sums
 
+Kept = tuple[Tensor, Tensor]
+"""The results of `SelectedClasses.read`: the columns, and the sums for the gradient."""
+Places = tuple[Tensor, Tensor | None]
+"""The indices of the selected classes, shape (rows, k), and of the labels, shape (rows,), in the logits of this rank. A
+class of another rank has the index `logits.shape[-1]`.
+"""
 _LIBRARY_SUMS = 5  # the number of a row's sums from C++ (see csrc/logits/task.h)
 
 
@@ -69,12 +75,12 @@ class SelectedClasses(RowOperation):
         return replace(self, indices=indices, labels=labels).read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        (logits, indices, labels), (result, sums) = tensors, kept
+        logits, indices, labels = tensors
         classes = replace(self, indices=indices, labels=labels)
         if not is_plain:
-            return classes.gradient_of_block(logits, result, grad).to(logits.dtype), None
+            return classes.gradient_of_block(logits, kept[0], grad).to(logits.dtype), None
         gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        classes.write_gradient(logits, result, sums, grad, gradient)
+        classes.write_gradient(logits, kept, grad, gradient)
         return gradient, None
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
@@ -101,7 +107,7 @@ class SelectedClasses(RowOperation):
         return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns that the class lists, and the sums for `write_gradient`: five from C++, else fewer."""
+        """Return the columns that the class lists, and the sums for `write_gradient` (five from C++, else fewer)."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
         if serves(logits):
             if can_inspect_all(tensors):
@@ -113,10 +119,11 @@ class SelectedClasses(RowOperation):
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
         return torch.cat(parts), upcast(logits.new_empty(0))
 
-    def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
+    def write_gradient(self, logits: Tensor, kept: Kept, grad: Tensor, out: Tensor) -> None:
+        """Write the gradient of the sum of `grad` times the columns to `out`, which may be `logits`."""
+        result, sums = kept
         if sums.numel() and sums.shape[-1] < _LIBRARY_SUMS:
-            self.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
+            self.write_gradient_by_sums(logits, self._places(logits), kept, grad, out)
             return
         if sums.numel():
             k = self.indices.shape[-1]
@@ -146,29 +153,20 @@ class SelectedClasses(RowOperation):
         return torch.cat(columns, -1), torch.cat([origin, torch.stack(of_labels, -1)], -1)
 
     def write_gradient_by_sums(
-        self,
-        logits: Tensor,
-        places: Tensor,
-        label_places: Tensor | None,
-        result: Tensor,
-        sums: Tensor,
-        grad: Tensor,
-        out: Tensor,
+        self, logits: Tensor, at: Places, kept: Kept, grad: Tensor, out: Tensor
     ) -> None:
-        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`, from the results of
-        `columns`. The logits may be one rank's. `places` and `label_places` are the indices of the selected classes and
-        of the labels among them. A class of another rank has the index `logits.shape[-1]`.
+        """Write the gradient of the sum of `grad` times the columns to `out`, which may be `logits`. `kept` has the
+        results of `columns`. The logits may be one rank's.
         """
-        k = self.indices.shape[-1]
+        k, (places, label_places), (result, sums) = self.indices.shape[-1], at, kept
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))
         if triton_sums.serves(logits, self.temperature, k):
-            self._write_by_triton(logits, places, label_places, result, sums, grad, out)
+            self._write_by_triton(logits, at, kept, grad, out)
             return
         for block in row_blocks(logits):
             rows, by = logits[block], grad[block]
             log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
-            # The exponents below are at most 0, except for a selected logit that exceeds the logsumexp of the other
-            # classes. Therefore the exponents are clamped.
+            # The exponents are clamped as in `gradient_of_block`.
             shifted = (upcast(rows) - sums[block, :1]) / self.temperature
             shifted = shifted - torch.where(log_rest == -torch.inf, 0, log_rest)
             whole = torch.where(by_rest == 0, 0, by_rest * torch.exp(shifted.clamp(max=0)))
@@ -180,17 +178,9 @@ class SelectedClasses(RowOperation):
                 whole = whole + of_labels.gradient(block, rows, label_places[block], by[:, k + 1])
             out[block] = whole
 
-    def _write_by_triton(
-        self,
-        logits: Tensor,
-        places: Tensor,
-        label_places: Tensor | None,
-        result: Tensor,
-        sums: Tensor,
-        grad: Tensor,
-        out: Tensor,
-    ) -> None:
+    def _write_by_triton(self, logits: Tensor, at: Places, kept: Kept, grad: Tensor, out: Tensor) -> None:
         """Do what `write_gradient_by_sums` does, by Triton's kernels."""
+        (places, label_places), (result, sums) = at, kept
         k, own = self.indices.shape[-1], logits.shape[-1]
         origin, log_rest, by_rest = sums[:, :1], result[:, k : k + 1], grad[:, k : k + 1] / self.temperature
         by_rest = torch.where((log_rest == -torch.inf) & by_rest.isfinite(), 0, by_rest)  # no class is summed
@@ -249,8 +239,7 @@ class SelectedClasses(RowOperation):
         selected = torch.where(self.indices < 0, -torch.inf, selected)
         return self.columns(selected, subtractable(sums[:, 0]), sums[:, 1], of_labels)
 
-    def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the selected classes and the labels as `write_gradient_by_sums` takes them."""
+    def _places(self, logits: Tensor) -> Places:
         return torch.where(self.indices < 0, logits.shape[-1], self.indices), self.labels
 
     def gradient_of_block(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:

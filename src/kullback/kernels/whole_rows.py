@@ -40,20 +40,13 @@ class FastRows(TotalOperation):
     """The row operation of a divergence whose values and gradients a backend computes.
 
     The reference computes the derivatives in forward mode and the gradients that are differentiated again.
-
-    Attributes:
-        rows: the divergence of the rows.
-        backend: the backend, an entry of `BACKENDS`.
-        weights: the weight of each row in a total, a constant; None means 1.
-        scale: the factor of a total.
-        inplace: whether the gradient of a total overwrites Q.
     """
 
     rows: RowDivergence
-    backend: Any
+    backend: Any  # an entry of `BACKENDS`
     weights: Weights = None
     scale: float = 1.0
-    inplace: bool = False
+    inplace: bool = False  # whether the gradient of a total overwrites Q
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
         return (_values_by(self.backend, self.rows, p, q),)
@@ -154,9 +147,6 @@ def weighted_total(
         tensors.append(weights)
     if rows.labels is not None:
         tensors.append(rows.labels.classes)
-    # In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known only in
-    # the backward pass. Therefore float16 gradients are computed in the backward pass, and gradients of other dtypes in
-    # the forward pass.
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
     if is_constant and can_inspect_all(tensors):
         operation = FastRows(rows, backend_for(rows.kind, p, q), weights, scale, inplace)
@@ -180,7 +170,7 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile. The forward pass computes the only derivatives that exist, the first."""
+    """The total for torch.compile. The forward pass computes the first derivatives. There are no others."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

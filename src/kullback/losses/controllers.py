@@ -379,7 +379,7 @@ class PIDKLController(FixedKLController):
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:
-    """Return the divergence `kl` as a Python number; raise if it is none, NaN or, if `finite`, infinite."""
+    """Return the divergence `kl` as a Python number; raise for another object, NaN and, if `finite`, infinity."""
     is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
     value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
     if math.isnan(value) or (finite and math.isinf(value)):

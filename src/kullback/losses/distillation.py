@@ -385,7 +385,7 @@ def linear_distillation_loss(
 
 
 def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
-    """Return the loss and, if `operation` has them, the student's entropies, from one chunk of logits after the other.
+    """Return the loss and, if `operation` has them, the student's entropies, chunk by chunk.
     If a weight requires a gradient, `RowValueFunction` computes all values, else `RowTotal` their total.
     """
     shares, scale = None, 1.0
@@ -396,9 +396,6 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
     if is_total:
         is_early = torch.is_grad_enabled()
         for x in tensors:
-            # In float16, small gradients underflow unless the loss scale multiplies them. The loss scale is known only
-            # in the backward pass. Therefore float16 gradients are computed in the backward pass, and gradients of
-            # other dtypes in the forward pass.
             is_early = is_early and (x is None or x.dtype != torch.float16)
         shares = None if shares is None else shares.reshape(-1)
         result = RowTotal.apply(replace(operation, weights=shares, scale=scale), is_early, *tensors)

@@ -120,13 +120,17 @@ class HeadRows(TotalOperation):
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
-        """Return the gradients from logits that are computed again in chunks; from all at once, differentiably, if
-        torch differentiates or batches the backward pass.
+        """Return the gradients from logits that are computed again in chunks. If torch differentiates or batches the
+        backward pass, all logits are computed at once, differentiably.
         """
         if self.shards is not None:
             check_first_derivative(self.shards.ranks, grad)
         if not is_plain:
-            return self._through_whole_logits(tensors, grad, wanted)
+            excluded = None  # the positions that do not count
+            if self.counted is not None:
+                excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
+                excluded = excluded.index_fill(0, self.counted, False)
+            return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
         return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
@@ -138,14 +142,6 @@ class HeadRows(TotalOperation):
         # The gradient of stored log-probabilities is already complete on every rank, so it is not summed.
         teacher = teacher.map_rows(self.shards.ranks.sum) if isinstance(teacher, HeadTensors) else teacher
         return [*student, *teacher]
-
-    def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
-        """Return the results of `gradients`, by differentiable operations on the logits of all positions."""
-        excluded = None  # the positions that do not count
-        if self.counted is not None:
-            excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
-            excluded = excluded.index_fill(0, self.counted, False)
-        return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Return the divergence of each position, by differentiable operations on all logits at once."""
@@ -278,13 +274,10 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
             chunk = slice(start, min(start + rows, positions))
             where = chunk if operation.counted is None else operation.counted[chunk]
             weighted = None if weights is None else weights[where]
-            labels = None if operation.labels is None else operation.labels.of_rows(where)
             q = q_side.logits(where)
             if entropies is not None:
                 entropies[where] = operation.entropy(q).to(entropies.dtype)
-            values[where], by_p, by_q = p_side.compare(
-                operation, q, where, weighted, q_side.is_wanted, labels
-            )
+            values[where], by_p, by_q = p_side.compare(operation, q, where, weighted, q_side.is_wanted)
             if by_p is not None:
                 p_side.add(by_p, where)
             if by_q is not None:
@@ -426,16 +419,11 @@ class _Side:
         ]
 
     def compare(
-        self,
-        operation: HeadRows,
-        q: Tensor,
-        where: slice | Tensor,
-        weights: Weights,
-        q_is_wanted: bool,
-        labels: HardLabels | None,
+        self, operation: HeadRows, q: Tensor, where: slice | Tensor, weights: Weights, q_is_wanted: bool
     ) -> Evaluation:
         """Return the values at `where`, and the gradients by both sides' logits, which the gradients overwrite."""
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
+        labels = None if operation.labels is None else operation.labels.of_rows(where)
         rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
 
@@ -451,16 +439,11 @@ class _StoredSide:
         self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
 
     def compare(
-        self,
-        operation: HeadRows,
-        q: Tensor,
-        where: slice | Tensor,
-        weights: Weights,
-        q_is_wanted: bool,
-        labels: HardLabels | None,
+        self, operation: HeadRows, q: Tensor, where: slice | Tensor, weights: Weights, q_is_wanted: bool
     ) -> Evaluation:
         """Return the values of the positions `where`, and the gradients of log-probabilities and of logits `q`."""
         rows = self.rows.of_rows(where)
+        labels = None if operation.labels is None else operation.labels.of_rows(where)
         shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
         classes = rows.classes(labels, shard)
@@ -475,7 +458,7 @@ class _StoredSide:
             values, [log_probs, selected], weights.to(values.dtype), allow_unused=True
         )
         if q_is_wanted:
-            classes.write_gradient(q, selected.detach(), sums, by_selected, q)
+            classes.write_gradient(q, (selected.detach(), sums), by_selected, q)
             by_q = q
         return values.detach(), by_p if self.by_log_probs is not None else None, by_q
 
@@ -485,7 +468,7 @@ class _StoredSide:
             self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
 
     def gradients(self) -> list[Tensor | None]:
-        """Return a list of the gradient of the teacher's log-probabilities, None if not wanted."""
+        """Return a list with the gradient of the teacher's log-probabilities, or with None if it is not wanted."""
         return [self.by_log_probs]
 
 

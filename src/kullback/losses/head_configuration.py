@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 # Configurations of Hugging Face models use these names for the largest absolute logit and for the factor of the logits.
-_CAPS = (
-    "final_logit_softcapping",
-    "logits_soft_cap",
-    "output_logit_soft_cap",
-)  # Gemma, RecurrentGemma, xLSTM
-_SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier")  # Cohere, Glimmer, Falcon
+# They are Gemma's, RecurrentGemma's and xLSTM's, and Cohere's, Glimmer's and Falcon's.
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SCALES = ("logit_scale", "output_multiplier", "lm_head_multiplier")
 
 
 class HeadConfiguration(NamedTuple):
@@ -23,13 +20,11 @@ class HeadConfiguration(NamedTuple):
 def head_configuration(config: Any) -> HeadConfiguration:
     """Return the cap and the scale of the logits of a model with this configuration."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    cap, scale = (_first_of(config, names) for names in (_CAPS, _SCALES))
+    cap, scale = (
+        next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+        for names in (_CAPS, _SCALES)
+    )
     divisor = getattr(config, "logits_scaling", None)  # Granite divides by it, HyperCLOVA X multiplies
     if scale is None and divisor is not None:
         scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
     return HeadConfiguration(cap, 1.0 if scale is None else scale)
-
-
-def _first_of(config: object, names: tuple[str, ...]) -> float | None:
-    """Return the first of the attributes that is not None."""
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

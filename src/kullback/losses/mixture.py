@@ -25,13 +25,7 @@ from kullback.generators import Divergence
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
 from kullback.losses.settings import LossSettings
-from kullback.losses.teachers import (
-    LogitTeacher,
-    PartialTeacher,
-    TeacherRows,
-    check_logits,
-    compared_classes,
-)
+from kullback.losses.teachers import LogitTeacher, PartialTeacher, TeacherRows, check_logits, compared_classes
 from kullback.losses.top_k import ScoredRows, TopK
 from kullback.partial_rows import places_of
 
@@ -222,13 +216,10 @@ class Mixture(PartialTeacher):
                 )
             indices, log_probs = (self.flat(x) for x in (self.kept_indices, _mixed_logits(self, temperature)))
         log_probs = log_probs * temperature  # `ScoredRows` divides by the temperature
-        eps = max(torch.finfo(x.dtype).eps for x in (*(t.log_probs for t in partial), *self._as_computed))
+        dtypes = {teacher.log_probs.dtype for teacher in partial}
+        dtypes |= {torch.promote_types(x.dtype, torch.float32) for x in self._logits}  # of the normalizers
+        eps = max(torch.finfo(dtype).eps for dtype in dtypes)
         return ScoredRows(kind, indices, log_probs, temperature, dtype, tail, eps, classes)
-
-    @property
-    def _as_computed(self) -> list[Tensor]:
-        """Empty tensors, one for each teacher, with the dtype of its logits' normalizers."""
-        return [x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32)) for x in self._logits]
 
     def _known(self, lists: list[Tensor]) -> Tensor:
         """Return the known classes of the mixture, -1 for padding, from the teachers' lists, shape (rows, k)."""

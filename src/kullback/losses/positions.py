@@ -135,17 +135,9 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
         raise invalid_value(call, "normalizer", wanted=wanted, got=got, instead=instead)
 
 
-def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
-    """Warn if `mask` excludes all rows. The result is then 0 or NaN, whatever the rows contain."""
-    warn_if_nothing_counts(call, {"mask": mask}, mask, stacklevel=stacklevel + 1)
-
-
 # For each argument that may exclude every position, this dict has two texts of the warning: the reason and the remedy.
 _EXCLUSIONS = {
-    "mask": (
-        "the mask is False everywhere",
-        "True means that a position counts: mask=attention_mask.bool()",
-    ),
+    "mask": ("the mask is False everywhere", "True means that a position counts: mask=attention_mask.bool()"),
     "labels": (
         "every label is {ignored}, the ignore_index",
         "Often the rows were cut before their first label: leave such rows out, or cut them later",
@@ -190,8 +182,8 @@ def position_weights(
     stacklevel: int = 4,
     takes_labels: bool = False,
 ) -> Tensor | None:
-    """Return each position's weight in `dtype` or better, 0 if it does not count; None if all are 1. `takes_labels`
-    says whether the call has `labels` and `weight`, which errors about the mask may suggest.
+    """Return each position's weight in `dtype` or better, 0 if it does not count; None if all are 1. If `takes_labels`,
+    the call has `labels` and `weight`, and errors about the mask may suggest them.
     """
     if mask is weight is labels is None:
         return None

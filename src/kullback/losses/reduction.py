@@ -39,7 +39,8 @@ def torch_reduction(reduction: object, size_average: bool | None, reduce: bool |
     UserWarning. The warning points at the line that calls `kl_div`.
     """
     if size_average is not None or reduce is not None:
-        meant = _meaning_of_flags(size_average, reduce)
+        mean_or_sum: Reduction = "mean" if size_average is None or size_average else "sum"
+        meant: Reduction = mean_or_sum if reduce is None or reduce else "none"
         _warn(f"size_average and reduce are deprecated; write reduction='{meant}' instead.")
         return meant
     if reduction == "elementwise_mean":
@@ -51,12 +52,6 @@ def torch_reduction(reduction: object, size_average: bool | None, reduce: bool |
             "write reduction='batchmean' for the mean divergence of the rows."
         )
     return check_reduction("kl_div", reduction)
-
-
-def _meaning_of_flags(size_average: bool | None, reduce: bool | None) -> Reduction:
-    if not (reduce is None or reduce):
-        return "none"
-    return "mean" if size_average is None or size_average else "sum"
 
 
 def _warn(message: str) -> None:

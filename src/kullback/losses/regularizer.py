@@ -258,22 +258,17 @@ class KLRegularizer(torch.nn.Module):
         call = "KLRegularizer"
         batch_dims = _ARGUMENTS.check(**locals())["batch_dims"]
         if capacity is not None and free_nats > 0:
-            wanted, got = (
-                "free_nats or a capacity, not both",
-                f"free_nats={free_nats} and capacity={capacity}",
-            )
-            raise invalid_value(
-                call, "capacity", wanted=wanted, got=got, instead=f"{call}(capacity={capacity})"
-            )
+            wanted, instead = "free_nats or a capacity, not both", f"{call}(capacity={capacity})"
+            got = f"free_nats={free_nats} and capacity={capacity}"
+            raise invalid_value(call, "capacity", wanted=wanted, got=got, instead=instead)
         if balance is not None and not (
             isinstance(balance, tuple)
             and len(balance) == 2
             and all(0 <= number_from(x) < math.inf for x in balance)
         ):
             wanted = "two numbers of 0 or more, the weights of the prior's and of the posterior's gradient"
-            raise invalid_value(
-                call, "balance", wanted=wanted, got=safe_repr(balance), instead="balance=(0.8, 0.2)"
-            )
+            got, instead = safe_repr(balance), "balance=(0.8, 0.2)"
+            raise invalid_value(call, "balance", wanted=wanted, got=got, instead=instead)
         _check_controller(call, coefficient)
         self.free_nats = free_nats
         self.group_dims = None if group_dims is None else _dims(group_dims)
@@ -355,7 +350,7 @@ class KLRegularizer(torch.nn.Module):
 
     def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
         """Return the term of the loss without the coefficient, from the mean KL of each group in this process and
-        `everywhere`; `count` is the sum of the examples' weights.
+        `everywhere`. `count` is the sum of the examples' weights.
         """
         if self._capacity_schedule is not None:
             side = torch.sign(everywhere.sum() - self._capacity)
@@ -524,10 +519,8 @@ def _dims(value: object) -> tuple[int, ...]:
     dims = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
     kept = tuple(dim for dim in map(whole_from, dims) if dim is not None and dim >= 0)
     if len(kept) < len(dims):
-        wanted = "None, an integer of 0 or more, or a tuple of these"
-        raise invalid_value(
-            "KLRegularizer", "group_dims", wanted=wanted, got=safe_repr(value), instead="group_dims=0"
-        )
+        wanted, got = "None, an integer of 0 or more, or a tuple of these", safe_repr(value)
+        raise invalid_value("KLRegularizer", "group_dims", wanted=wanted, got=got, instead="group_dims=0")
     return kept
 
 

@@ -16,6 +16,7 @@ from kullback.common.inputs import can_inspect, check_dense, first_of, first_val
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.kernels.row_operation import transformable
+from kullback.losses.settings import check_additive
 from kullback.losses.teachers import (
     PartialTeacher,
     TeacherRows,
@@ -155,12 +156,7 @@ class SampledTail(PartialTeacher):
                 got=repr(temperature),
                 instead="a teacher made by SampledTail.draw(logits / temperature), with student / temperature",
             )
-        if not kind.additive:
-            wanted, instead = (
-                "a divergence that is a sum over classes",
-                "kind=KL(), or Alpha of the same order",
-            )
-            raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
+        check_additive(call, kind, instead="kind=KL(), or Alpha of the same order")
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
         return torch.float64 if student == torch.float64 else torch.float32
@@ -333,10 +329,8 @@ def _slope_without_p(kind: Divergence) -> Tensor | float:
 
 def _check_form(teacher: SampledTail) -> None:
     if not isinstance(teacher.top, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
-        wanted, instead = "a TopK", "top=TopK(indices, log_probs)"
-        raise invalid_type(
-            "SampledTail", "top", wanted=wanted, got=type(teacher.top).__name__, instead=instead
-        )
+        got, instead = type(teacher.top).__name__, "top=TopK(indices, log_probs)"
+        raise invalid_type("SampledTail", "top", wanted="a TopK", got=got, instead=instead)
     positions = teacher.top.indices.shape[:-1]
     for name, wanted, is_float, dims in (
         ("tail_indices", "an integer tensor of shape (..., m)", False, 1),
@@ -368,10 +362,7 @@ _GENERATOR = OfType(
     optional=True,
 )
 _DRAWING = Arguments(
-    "SampledTail.draw",
-    k=Whole(least=1, example=32),
-    draws=Whole(least=0, example=32),
-    generator=_GENERATOR,
+    "SampledTail.draw", k=Whole(least=1, example=32), draws=Whole(least=0, example=32), generator=_GENERATOR
 )
 
 

@@ -158,12 +158,18 @@ def _invalid(call: str, name: str, value: object, wanted: str, instead: str) -> 
 
 
 def check_kind(call: str, kind: object) -> Divergence:
-    """Return `kind` as a `Divergence`; raise if it is none, or is 0 for all distributions."""
+    """Return `kind` as a `Divergence`. Raise if it is not a divergence, or is 0 for all distributions."""
     kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
         wanted = "a divergence that is not identically 0"
         raise _invalid(call, "kind", kind, wanted, f"kind={kind.instead_of_zero!r}")
     return kind
+
+
+def check_additive(call: str, kind: Divergence, instead: str) -> None:
+    """Raise unless `kind` is a sum over classes."""
+    if not kind.additive:
+        raise _invalid(call, "kind", kind, "a divergence that is a sum over classes", instead)
 
 
 def check_result_dtype(call: str, dtype: object) -> None:

@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 def local_tensors(
     call: str, tensors: Mapping[str, Any], dims: Sequence[int | None], group: Any
 ) -> tuple[list[Any], Ranks]:
-    """Return this rank's part of each tensor, and the ranks, if need be from the DTensors' device mesh. `dims` has the
-    dimension of the classes of each tensor, or None if every rank has all. Other objects stay as they are.
+    """Return this rank's part of each tensor, and the ranks. DTensors' device mesh gives the ranks. `dims` has the
+    dimension of the classes of each tensor, or None if every rank has all classes. Other objects stay unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}
@@ -73,19 +73,10 @@ def agreed_sides(
     same: Mapping[str, object],
     own: Mapping[str, int],
 ) -> tuple[Sides, dict[str, list[int]]]:
-    """Return two results: the shards of student and teacher, and a dict. For each name in `sizes` and `own`, the dict
-    has a list of the numbers of all ranks.
-
-    If values that must agree differ between the ranks, every rank raises an error.
-
-    Arguments:
-        positions: the checked positions and settings.
-        ranks: the group.
-        tensors: the tensors by the names of their arguments.
-        sizes: the number of this rank's classes, by the name of the argument that contains the classes. The student's
-            entry is first. The teacher's entry follows, unless every rank has the full teacher.
-        same: other values that must agree, by the name of the argument.
-        own: numbers that may differ between the ranks.
+    """Return the shards of student and teacher, and the numbers of all ranks for each name in `sizes` and `own`. If
+    values that must agree differ, every rank raises. `sizes` has this rank's number of classes by the argument with the
+    classes: the student's first, then the teacher's, unless every rank has the full teacher. `same` has other values
+    that must agree, and `own` numbers that may differ.
     """
     weights, labels, normalizer = positions.weights, positions.labels, positions.normalizer
     teacher = tensors["teacher"]

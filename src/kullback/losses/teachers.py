@@ -349,7 +349,7 @@ def check_logits(call: str, name: str, x: object, *, other: object = None) -> No
 
 
 def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
-    """Return the remedy for a list of tensors: to join them, or to average their losses; None if none fits."""
+    """Return the remedy for a list of tensors: join them, or average their losses; None if neither is possible."""
     to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
     for join in ("stack", "cat") if positions else ():
         with suppress(RuntimeError):

@@ -25,12 +25,7 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
-from kullback.losses.teachers import (
-    PartialTeacher,
-    TeacherRows,
-    WeightedTerms,
-    partial_divergence,
-)
+from kullback.losses.teachers import PartialTeacher, TeacherRows, WeightedTerms, partial_divergence
 from kullback.partial_rows import without_padding
 from kullback.representations import SUM_TOLERANCE
 
@@ -62,9 +57,9 @@ class TopK(PartialTeacher):
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: the shapes differ, `tail` is unknown, or every row contains NaN. A row raises this error for
-            a negative or repeated index, for a positive log-probability, for probabilities that sum to more than one,
-            and for no mass with ``"renormalize"``. If only some rows contain NaN, the losses raise this error
-            unless `mask`, `weight` or `labels` exclude these positions.
+            a negative or repeated index, a positive log-probability, or probabilities that sum to more than one. With
+            ``"renormalize"``, a row without mass raises it, too. If only some rows contain NaN, the losses raise this
+            error unless `mask`, `weight` or `labels` exclude these positions.
 
     Example:
         >>> import torch
@@ -335,7 +330,7 @@ class TopKRows(TeacherRows):
 
     def log_rest(self, kept: Tensor, error: Tensor, is_known: Tensor, logits: Tensor) -> Tensor:
         """Return the logarithm of the teacher's mass outside the kept classes of mass `kept`, shape (rows, 1). `error`
-        is the rounding error of `kept`, and `is_known` says whether the mass outside exceeds it.
+        is the rounding error of `kept`. If `is_known`, the mass outside exceeds this error.
         """
         # If the student has no mass outside the kept classes, a rounding error of the teacher counts as 0.
         some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_known)

@@ -12,7 +12,7 @@ from kullback.common.short_repr import short_repr
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
 from kullback.kernels.reference import pair_of_logs
-from kullback.losses.settings import check_classes, check_kind
+from kullback.losses.settings import check_additive, check_classes, check_kind
 from kullback.losses.top_k import TopK
 from kullback.partial_rows import PartialRows, first_other_label, places_of
 from kullback.representations import SUM_TOLERANCE
@@ -101,14 +101,7 @@ def top_k_divergence_bounds(
         Information-type measures of difference of probability distributions and indirect observations (Csiszar, 1967)
     """
     kind = check_kind(_CALL, kind)
-    if not kind.additive:
-        raise invalid_value(
-            _CALL,
-            "kind",
-            wanted="a divergence that is a sum over classes",
-            got=repr(kind),
-            instead="kind=Alpha(2.0); Renyi(2.0) is an increasing function of it",
-        )
+    check_additive(_CALL, kind, instead="kind=Alpha(2.0); Renyi(2.0) is an increasing function of it")
     (rows_p, shape), (rows_q, shape_q) = _rows(p, "p"), _rows(q, "q")
     _check_positions(rows_p, rows_q, shape, shape_q)
     if isinstance(p, PartialRows) and isinstance(q, PartialRows):
@@ -124,8 +117,8 @@ def top_k_divergence_bounds(
 
 
 class _ListedClasses(NamedTuple):
-    """A padded list of classes, with limits that include rounding errors: `low` and `high` of the log-probabilities,
-    and `least` and `most` of the mass outside the list.
+    """A padded list of classes, with limits that include rounding errors. The log-probabilities are between `low` and
+    `high`, and the mass outside the list is between `least` and `most`.
     """
 
     indices: Tensor
@@ -211,8 +204,8 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
-    """Return the smallest terms for log p and log q in these ranges: 0 if they overlap, else at their nearest ends,
-    because a term decreases as one mass approaches the other.
+    """Return the smallest terms for log p and log q in these ranges. The term is 0 if they overlap. Otherwise, it is
+    the term at their nearest ends, because a term decreases as one mass approaches the other.
     """
     above, below = p[0] > q[1], p[1] < q[0]
     nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))

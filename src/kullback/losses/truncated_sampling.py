@@ -10,7 +10,14 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Number, OneOf, Whole
 from kullback.common.extra_arguments import by_name
-from kullback.common.inputs import can_inspect, can_inspect_all, check_dense, described, recordable
+from kullback.common.inputs import (
+    can_inspect,
+    can_inspect_all,
+    check_dense,
+    described,
+    is_integer,
+    recordable,
+)
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
 from kullback.kernels.label_terms import subtractable
@@ -35,10 +42,9 @@ _ROUNDED, _ROUNDED_SHARE = 0.05, 0.01
 class Support(ShortRepr):
     r"""The logarithms of the probability of the kept tokens, which truncated sampling could return.
 
-    An engine that samples with top-k, top-p or min-p returns token x with probability
-    :math:`\mu(x)/S_\mu(K)`, where K is the set of kept tokens and :math:`S_\mu(K)` their probability. A ratio of
-    log-probabilities over the whole vocabulary then estimates no divergence. With `Support`, both sides are restricted
-    to K:
+    An engine that samples with top-k, top-p or min-p returns token x with probability :math:`\mu(x)/S_\mu(K)`. K is the
+    set of kept tokens, and :math:`S_\mu(K)` is their probability. A ratio of log-probabilities over the whole
+    vocabulary then estimates no divergence. With `Support`, both sides are restricted to K:
 
     .. math:: \log\frac{p(x)}{S_p(K)} - \log\frac{q(x)}{S_q(K)}
 
@@ -297,7 +303,7 @@ def _mask_of(call: str, kept: Tensor, logits: Tensor) -> Tensor:
         return kept.to(logits.device)
     fits = (
         isinstance(kept, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-        and not (kept.is_floating_point() or kept.is_complex() or kept.dtype == torch.bool)
+        and is_integer(kept)
         and kept.shape[:-1] == logits.shape[:-1]
         and kept.ndim == logits.ndim
     )
@@ -333,11 +339,7 @@ def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None
             instead="logits=model(tokens).logits[:, :-1].float()",
         )
     rows = tuple(logits.shape[:-1])
-    whole = (
-        isinstance(tokens, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-        and not (tokens.is_floating_point() or tokens.is_complex())
-        and tokens.dtype != torch.bool
-    )
+    whole = isinstance(tokens, Tensor) and is_integer(tokens)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not whole or tuple(tokens.shape) != rows:
         raise invalid_value(
             call,

@@ -25,7 +25,7 @@ from kullback.errors import (
 from kullback.generators import KL
 from kullback.kernels import row_divergence
 from kullback.kernels.native.terms import kl_of_weights
-from kullback.losses.positions import mask_remedy, warn_of_empty_mask
+from kullback.losses.positions import mask_remedy, warn_if_nothing_counts
 from kullback.representations import REPRESENTATIONS, SUM_TOLERANCE, Representation
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
@@ -52,8 +52,8 @@ def kl_divergence(
 
     Numbers and dtypes equal torchmetrics' up to rounding, except where torchmetrics is wrong. Log-probabilities of
     ``-inf`` contribute 0 instead of NaN, in value and gradient. Divergences of close distributions keep their
-    precision, and results are never negative. Values that are not a distribution (negative, NaN, a row of zeros,
-    log-probabilities that do not sum to one) raise an error instead of giving a number.
+    precision, and results are never negative. Values that are not a distribution raise an error: negative values, NaN,
+    a row of zeros, or log-probabilities that do not sum to one.
 
     Arguments:
         p: P, the data, shape (..., classes), with any number of leading dimensions; torchmetrics requires exactly one
@@ -156,7 +156,7 @@ def row_values(
     if mask is not None:
         _check_mask(call, mask, p)
         mask = dense(call, "mask", mask)
-        warn_of_empty_mask(call, mask, stacklevel=5)
+        warn_if_nothing_counts(call, {"mask": mask}, mask, stacklevel=5)
         p, q = p[mask], q[mask]
     counted = "" if mask is None else ", among the rows that mask counts"
     dtype = torch.promote_types(p.dtype, q.dtype)

@@ -178,8 +178,8 @@ class PolicyKL(ExactMetric):
         return results | {"beyond": self.beyond / tokens, "outside": outside / tokens}
 
     def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
-        """Return `name` with mean + infinite, and `name` + "_error" with the standard error: NaN for fewer than two
-        sequences, and +inf if the mean is infinite.
+        """Return `name` with mean + infinite, and `name` + "_error" with the standard error. The error is NaN for fewer
+        than two sequences, and +inf for an infinite mean.
         """
         mean = mean + infinite
         error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))

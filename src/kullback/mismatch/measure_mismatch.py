@@ -338,7 +338,7 @@ def _parts(
 
 
 class _Staleness(NamedTuple):
-    """A column whose mean is the part of k3 from newer weights, if it is separable, and one of k3 without the part."""
+    """A column whose mean is the part of k3 from newer weights, if separable, and a column of k3 without this part."""
 
     stale: Tensor | None
     rest: Tensor

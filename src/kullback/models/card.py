@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -12,7 +13,7 @@ import torch
 
 from kullback.common.files import file_hash, without_folders
 from kullback.common.formats import interval, number
-from kullback.common.words import CARD, CARD_REFERENCE
+from kullback.common.words import CARD, CARD_REFERENCE, WARNING
 from kullback.errors import FileError, printable
 from kullback.io import Reference, Windows
 from kullback.io.source_files import FileReference, closed_on_error
@@ -25,10 +26,11 @@ _COPY = "get the whole folder again"
 
 
 class Listed(NamedTuple):
-    """The mean KL(P || Q) of a candidate on a card, and its interval."""
+    """The mean KL(P || Q) of a candidate on a card, its interval, and the SHA-256 of its weights if it is known."""
 
     mean: float
     interval: Interval | None
+    weights: str | None
 
 
 class _Record(NamedTuple):
@@ -71,27 +73,34 @@ def tokens_hash(windows: Windows) -> str:
 
 
 def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
-    """Return a sentence for each candidate that a card lists by the same name, with the number on the card.
+    """Return a sentence for each candidate that a card lists, by its weights or its name, with the number on the card.
 
-    Candidates whose interval does not overlap the card's are first.
+    Candidates whose interval does not overlap the card's, or whose weights are other ones, are first.
     """
     listed, notes, others = _read(folder, "base").candidates, list[str](), list[str]()
     for candidate in candidates:
-        name, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
+        own, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
+        weights = candidate.weights_sha256
+        same = [each for each in listed if weights is not None and listed[each].weights == weights]
+        name = same[0] if same and own not in same else own
         if name not in listed:
             continue
         card = listed[name]
         values = f"{number(card.mean)} (95% CI {interval(card.interval)}), here {number(here.mean)} "
         values += f"(95% CI {interval(here.interval)})"
-        kept = notes
-        if card.interval is None or here.interval is None:
+        kept = others if own in listed and own != name else notes
+        if card.interval is None or here.interval is None or math.isnan(sum(card.interval)):
             outcome = "without both intervals, they cannot be compared"
         elif max(card.interval[0], here.interval[0]) <= min(card.interval[1], here.interval[1]):
             outcome = "the intervals overlap"
         else:
             outcome = "the intervals do not overlap, so this is another model, or it ran in another way"
             kept = others
-        kept.append(f"Mean KL(P||Q) of {name} on the card is {values}: {outcome}.")
+        if card.weights is not None and weights is not None and weights != card.weights:
+            hashes = f"SHA-256 {card.weights[:12]} on the card, {weights[:12]} here"
+            others.insert(0, f"{name}: {WARNING}its weight files are not those of the card ({hashes}).")
+        on_card = name if name == own else f"{name}, whose weight files {own} has,"
+        kept.append(f"Mean KL(P||Q) of {on_card} on the card is {values}: {outcome}.")
     return [*others, *notes]
 
 
@@ -119,8 +128,10 @@ def _read(folder: Path, argument: str) -> _Record:
         )
     try:
         hashes = fields["reference"]["sha256"], fields["text"]["tokens_sha256"]
-        candidates = {str(each["name"]): _listed(each["kl_pq"]) for each in fields["candidates"]}
-        if not all(isinstance(each, str) for each in hashes):
+        candidates = {str(each["name"]): _listed(each) for each in fields["candidates"]}
+        if not all(
+            isinstance(each, str) for each in hashes + tuple(x.weights or "" for x in candidates.values())
+        ):
             raise TypeError
     except (LookupError, TypeError, ValueError):
         raise _error(
@@ -134,9 +145,10 @@ def _read(folder: Path, argument: str) -> _Record:
 
 
 def _listed(fields: Any) -> Listed:
-    """Return a mean with its interval, whose infinite numbers are strings in JSON."""
-    ends = fields["interval"]
-    return Listed(float(fields["mean"]), None if ends is None else (float(ends[0]), float(ends[1])))
+    """Return a candidate of the record, whose infinite numbers are strings in JSON."""
+    mean, ends = fields["kl_pq"]["mean"], fields["kl_pq"]["interval"]
+    interval = None if ends is None else (float(ends[0]), float(ends[1]))
+    return Listed(float(mean), interval, fields.get("weights_sha256"))
 
 
 def _or_reference(folder: Path) -> str:

@@ -45,6 +45,7 @@ from kullback.models.recording import (
     recorded_by,
     recorded_in,
     require_recordable,
+    weights_hash,
 )
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
 from kullback.models.sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
@@ -92,8 +93,8 @@ def compare_models(
     as the independent units, or documents if there are ten or more. The order of the units is examined. If the order
     shows dependence, blocks of windows are the units, and a note gives the effective number of windows.
 
-    If two models have the same tokens in different orders, or one model has classes without a token, classes are
-    matched by the bytes of the tokens. All classes that are not shared become one class. Every divergence is then a
+    Classes are matched by the bytes of the tokens if two models have the same tokens in different orders, or if one
+    model has classes without a token. All classes that are not shared become one class. Every divergence is then a
     lower bound of the divergence over the whole vocabularies, as a note states. Models whose tokenizers cut the text
     differently are refused.
 
@@ -185,6 +186,8 @@ def compare_models(
         further = {"noise_floor": noise_floor, "one_at_a_time": one_at_a_time}
         recorded = recorded_by(record, [base, *every_candidate], texts, cut, loading, run, further)
     card = base if isinstance(base, str | os.PathLike) and is_card(base) else None
+    is_identified = card is not None or record is not None
+    hashes = [weights_hash(each) if is_identified else None for each in every_candidate]
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(
         torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
@@ -213,7 +216,7 @@ def compare_models(
             )
             for place, group in enumerate(groups)
         ]
-    result = _joined(parts, name, None if named is None else list(named), recorded)
+    result = _joined(parts, name, None if named is None else list(named), hashes, recorded)
     notes = [] if card is None else notes_of_card(Path(card), result.candidates)
     return replace(result, notes=[*result.notes, *notes], repeats=notes)
 
@@ -300,7 +303,11 @@ def _named(candidates: object) -> dict[str, object] | None:
 
 
 def _joined(
-    parts: list[_Group], name: str | None, names: list[str] | None, recorded: Recorded | None
+    parts: list[_Group],
+    name: str | None,
+    names: list[str] | None,
+    hashes: list[str | None],
+    recorded: Recorded | None,
 ) -> ModelComparison:
     """Return the result of all groups.
 
@@ -308,6 +315,7 @@ def _joined(
         parts: the results of the groups.
         name: the original name of a base that was recorded in a temporary file; None for other bases.
         names: the names that the user gave to the candidates; None if the user gave no names.
+        hashes: the hash of each candidate's weights, in the order of the call.
         recorded: the arguments, with the candidates in the order of the call; None if no file was written.
     """
     matched, settings, _, floor, whole_text, question = parts[0]
@@ -319,8 +327,8 @@ def _joined(
     elif base.name in names:
         base = replace(base, name=f"{base.name} (P)")
     results = [
-        (_called(candidate, base.name, each), errors)
-        for each, (candidate, errors) in zip(names, results, strict=True)
+        (replace(_called(candidate, base.name, each), weights_sha256=weights), errors)
+        for each, weights, (candidate, errors) in zip(names, hashes, results, strict=True)
     ]
     order = sorted(
         range(len(results)), key=lambda place: results[place][0].comparison.divergences["kl_pq"].mean
@@ -442,9 +450,9 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
         raise invalid_value(
             "Run",
             "llama_cpp",
-            wanted="False if not all logits are known",
-            got="True",
-            instead="llama_cpp=False (without --format), or the model itself",
+            wanted="sides that give all logits, for the lines of llama.cpp",
+            got="a side that gives some",
+            instead={"llama_cpp": False},
         )
     for one, other in ((base, side), (side, base)):
         # Draws allow estimates. A reference of top classes alone has no draws.
@@ -471,7 +479,7 @@ def _read(
             printable(sides[place].name),
             wanted="predictions for as many tokens as the other sides have",
             got="fewer",
-            instead="use files and models of the same text, --context and --score",
+            instead="use files and models of the same text, context and score",
         )
 
     rows = max(1, run.block_bytes // (4 * max(1, *(side.classes for side in sides))))
@@ -491,7 +499,7 @@ def _read(
             "tokens": windows.tokens,
             "scored": windows.scored.to(torch.uint8),
             "sides": [side.identity() for side in sides],
-            "options": [cut.context, cut.score, run.worst, settings.loading.representation, list(FURTHER)],
+            "options": [*cut.chosen, run.worst, settings.loading.representation, list(FURTHER)],
             **({} if question is None else {"goal": vars(question.goal)}),
         }
 
@@ -506,7 +514,7 @@ def _clusters(windows: Windows, documents: Tensor, *, independent: bool) -> Clus
     count = int(documents.max()) + 1
     if count < FEWEST_DOCUMENTS:
         names = [f"window {number}" for number in range(len(windows))]
-        return Clusters(windows.clusters, names, "" if independent else "windows")
+        return Clusters(windows.clusters, names, "windows", not independent)
     present, numbers = documents.unique(return_inverse=True)
     names = [f"document {number}" for number in present.tolist()]
-    return Clusters(numbers[windows.clusters], names, "" if independent else "documents")
+    return Clusters(numbers[windows.clusters], names, "documents", not independent)

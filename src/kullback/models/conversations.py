@@ -200,8 +200,8 @@ def document_tokens(model: LanguageModel, document: Document, number: int) -> li
 def token_roles(model: LanguageModel, document: Conversation | Completion, number: int) -> list[str]:
     """Return the role of each token: its message's, or `TEMPLATE` if the template adds it; `PROMPT` or `COMPLETION`.
 
-    A reply is all that follows its beginning, with its last token, as in `reply_tokens`. Of other messages, the tokens
-    with text of the content have the role. That text is replaced to find where the template writes it.
+    A reply is all that follows its beginning, with its last token, as in `reply_tokens`. In other messages, only the
+    tokens with text of the content get the role. That text is replaced to find where the template writes it.
 
     Raises:
         ModelError: as for `reply_tokens`, or the template changes other parts of the text with the content of a

@@ -76,10 +76,12 @@ def groups_of(
         )
         expected = [*(pattern.groupindex or [MATCH])]
     elif origins is None:
-        wanted = "a text, whose messages or records give the groups"
-        raise _wrong(
-            wanted, f"{quoted(rule)} without a text", "texts=pathlib.Path('chat.jsonl') (--text FILE)"
+        wanted, got = (
+            "a text, whose messages or records give the groups",
+            f"groups {quoted(rule)} without a text",
         )
+        instead = "texts=pathlib.Path('chat.jsonl')"
+        raise invalid_value("compare_models", "texts", wanted=wanted, got=got, instead=instead)
     elif rule == ROLE:
         names, expected = chain.from_iterable(_roles(cast("LanguageModel", model), origins)), []
     else:
@@ -95,7 +97,7 @@ def groups_of(
         raise _wrong(wanted, got, {"groups": "re:[0-9]+"})
     if rule == ROLE and len(present) == 1:
         got = f"those of {quoted(kept[0])} alone"
-        raise _wrong("scored tokens of several roles", got, "score='all' (--score all)")
+        raise _wrong("scored tokens of several roles", got, {"score": "all"})
     require_few("Cut", "groups", len(present), [*present], _FEWER)
     order = sorted(dict.fromkeys([*expected, *present]), key=lambda name: name in (REST, TEMPLATE))
     places = {name: place for place, name in enumerate(order)}
@@ -133,8 +135,7 @@ def _roles(model: LanguageModel, origins: Origins) -> Iterator[list[str]]:
         document = origins.documents[number]
         if isinstance(document, str):
             wanted = "conversations, or prompts with completions"
-            instead = "groups='re:[0-9]+', or a key of the records"
-            raise _wrong(wanted, f"groups={ROLE!r} for plain text", instead)
+            raise _wrong(wanted, f"{ROLE!r} for plain text", {"groups": "re:[0-9]+"})
         yield token_roles(model, document, number + 1)
 
 

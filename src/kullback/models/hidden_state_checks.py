@@ -50,8 +50,8 @@ class Sample(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """The difference of one file's hidden states from the model's: the median relative distance of its tokens, and the
-    mean KL between the model's predictions and the hidden states' predictions, in nats.
+    """The difference of one file's hidden states from the model's: the median relative distance of the file's tokens,
+    and the mean KL between the predictions of both, in nats.
     """
 
     file: str

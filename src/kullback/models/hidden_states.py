@@ -139,14 +139,15 @@ class HiddenStates(RowStream):
     ) -> None:
         if cut.score == "assistant":
             raise invalid_value(
-                "HiddenStates",
-                "cut",
-                wanted="a Cut that scores 'second-half' or 'all' of the tokens",
-                got="score='assistant', and the files do not mark replies",
-                instead="cut=Cut(score='all') (--score all)",
+                "Cut",
+                "score",
+                wanted="'second-half' or 'all' for hidden states, whose files do not mark replies",
+                got="'assistant'",
+                instead={"score": "all"},
             )
         self.name = str(Path(folder))
-        self._ref, self._cut = FileReference(Path(folder), name), cut
+        self._ref = FileReference(Path(folder), name)
+        self._score, self._most_windows = cut.chosen[1], cut.most_windows
         self._loading, self._check = loading, check
         self._prompts = _prompts(self._ref)
         self.head = head if isinstance(head, OutputHead) else open_head(Path(head), loading)
@@ -185,7 +186,7 @@ class HiddenStates(RowStream):
     def _described(self) -> dict[str, str]:
         known = {
             "context": max(len(prompt.tokens) for prompt in self._prompts),
-            "score": self._cut.score,
+            "score": self._score,
             "model_kind": "hidden states",
             "dtype": dtype_name(self._prompts[0].states.dtype),
             "tokenizer": None if self.head.words is None else self.head.words.vocabulary.fingerprint,
@@ -195,12 +196,10 @@ class HiddenStates(RowStream):
     def _own_windows(self) -> tuple[Windows, list[int]]:
         scored = [
             torch.arange(len(prompt.tokens), device="cpu")
-            > (len(prompt.tokens) // 2 if self._cut.score == "second-half" else 0)
+            > (len(prompt.tokens) // 2 if self._score == "second-half" else 0)
             for prompt in self._prompts
         ]
-        order = [number for number, tokens in enumerate(scored) if bool(tokens.any())][
-            : self._cut.most_windows
-        ]
+        order = [number for number, tokens in enumerate(scored) if bool(tokens.any())][: self._most_windows]
         if not order:
             raise self._ref.error(
                 wanted="a prompt with a scored token",

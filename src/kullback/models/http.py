@@ -208,14 +208,14 @@ class Endpoint:
                     self.address,
                     wanted=f"an answer of at most {most_bytes >> 20} MiB",
                     got="a longer one",
-                    instead="ask for fewer tokens (--top), or take a smaller --context",
+                    instead="ask for fewer tokens (--top), or take a smaller context (--context)",
                 )
             if time.monotonic() > ends:
                 raise UnreachableError.at(
                     self.address,
                     wanted="an answer",
                     got=f"an answer that did not end within {self._longest:g} seconds",
-                    instead="take a smaller --context, or see the server's log",
+                    instead="take a smaller context (--context), or see the server's log",
                 )
             content += part
         return bytes(content)

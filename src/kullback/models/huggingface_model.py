@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
 from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
@@ -37,7 +38,7 @@ class HuggingFaceModel(LanguageModel):
     """A causal language model of transformers.
 
     Each window is read once, in one call of the model's body. A plain head is then applied to a block of scored
-    positions at a time, so that the logits of a whole window are never in memory. In another head, such as a
+    positions at a time. So the logits of a whole window are never in memory. In another head, such as a
     dynamically quantized head, a row may depend on all rows. Such a head gets the whole window, so that the result does
     not depend on the blocks.
 
@@ -293,7 +294,7 @@ def require_causal(shown: str, config: Any) -> None:
 def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
-        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        dtype = dtype_name(next(model.parameters()).dtype)
         parameters = parameter_count(model)
     else:
         settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
@@ -462,9 +463,7 @@ class NoisyModel(LanguageModel):
         self._model, self._layers = model, layers
         dtype = next(model.model.parameters()).dtype
         self._size = torch.finfo(dtype).eps
-        self.info = replace(
-            model.info, name=f"{model.name} with noise of {str(dtype).removeprefix('torch.')}"
-        )
+        self.info = replace(model.info, name=f"{model.name} with noise of {dtype_name(dtype)}")
         self.vocabulary, self.bos = model.vocabulary, model.bos
 
     def encode(self, text: str) -> list[int]:

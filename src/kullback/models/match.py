@@ -20,7 +20,7 @@ from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
 from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
-from kullback.models.text import CUT, Cut, Text, documents_of_runs
+from kullback.models.text import Cut, Text, documents_of_runs
 from kullback.models.vocabulary import SharedClasses, Words, share_classes
 from kullback.predictions.groups import Groups
 
@@ -32,8 +32,8 @@ Holder = Reference | RowSource
 class Matched(NamedTuple):
     """The base and the candidates as sides, with windows of the same tokens, in the base's numbers.
 
-    `documents` has the document of each window, `groups` the group of each scored token, and `words` the text of every
-    class of the base, or None if these texts are unknown.
+    `documents` has the document of each window, and `groups` the group of each scored token. `words` has the text of
+    every class of the base, or is None if these texts are unknown.
     """
 
     sides: list[ModelSide]
@@ -55,14 +55,14 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     """
     everyone = [base, *others]
     reader = next((each for each in everyone if isinstance(each, LanguageModel) and _reads(each)), None)
-    context, score = cut.context, str(cut.score)
+    context, score = cut.chosen
     holder = _holder_of_windows(everyone, text)
     left_out = 0
     if holder is not None:
         windows, documents = _windows_of(holder), _documents_of(holder)
         cut, stored = _cut_of(holder, cut), _stored_settings(holder)
         context = stored.get("context", int(windows.offsets.diff().max()))
-        score = stored.get("score", str(cut.score))
+        score = stored.get("score", cut.chosen[1])
         if text is not None and reader is not None:
             _require_holder_of(holder, reader, text, cut)
         elif text is not None and not any(isinstance(each, ServerModel) for each in everyone):
@@ -71,7 +71,7 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
                 "texts",
                 wanted="None, as the text is the reference's and no side can read another",
                 got="a text",
-                instead="texts=None (without --text)",
+                instead={"texts": None},
             )
     else:
         if reader is None:
@@ -148,17 +148,14 @@ def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder 
 
 
 def _cut_of(holder: Holder, cut: Cut) -> Cut:
-    """Return how the text of a reference was cut; other sides give back `cut`.
+    """Return how the text of the stored windows was cut.
 
     Raises:
-        ArgumentValueError: `cut` has a context or score that is neither the default nor the reference's, or fewer
-            windows than the reference.
+        ArgumentValueError: `cut` has another context or score than the windows, or fewer windows.
     """
-    if not isinstance(holder, Reference):
-        return cut
     stored, size = _stored_settings(holder), len(_windows_of(holder))
     for name, value in stored.items():
-        if (chosen := getattr(cut, name)) not in (getattr(CUT, name), value):
+        if (chosen := getattr(cut, name)) not in (None, value):
             raise _not_stored(holder, name, str(value), chosen)
     if cut.most_windows is not None and cut.most_windows < size:
         raise _not_stored(holder, "most_windows", f"all {size} windows", cut.most_windows)
@@ -220,7 +217,7 @@ def _reads(opened: Opened) -> bool:
 
 
 def _without_text(wanted: str) -> ArgumentValueError:
-    instead = "texts=pathlib.Path('corpus.txt') (--text FILE)"
+    instead = "texts=pathlib.Path('corpus.txt')"
     return invalid_value(CALL, "texts", wanted=wanted, got="None", instead=instead)
 
 
@@ -296,7 +293,7 @@ class _Matcher:
         """Return a side with the windows of the comparison; refuse a side of other tokens."""
         if self.holder is not None:
             _require_fingerprint(opened.ref.shown, opened.metadata.get("tokenizer"), self.holder)
-            instead = "record both of one text, with one --context and --score"
+            instead = "record both of one text, with one context and score"
         else:
             reader = cast("LanguageModel", self.reader)
             _require_fingerprint(printable(reader.name), reader.vocabulary.fingerprint, opened)
@@ -345,7 +342,9 @@ def _require_fingerprint(name: str, fingerprint: str | None, holder: Holder) -> 
             got=(
                 f"another (fingerprint {printable(str(fingerprint)[:12])} for {printable(str(wanted)[:12])})"
             ),
-            instead="compare with the model itself, whose tokens can be matched by their bytes",
+            instead="compare with the model itself, whose tokens can be matched by their bytes"
+            if isinstance(holder, Reference)
+            else "name the model that made these files (--head)",
         )
 
 

@@ -80,6 +80,8 @@ class Candidate(ShortRepr):
             side is a reference.
         certain_in_groups: `certain` of each group, by name.
         drawn_in_groups: `drawn` of each group, by name.
+        weights_sha256: the SHA-256 of the weight files in the order of their names, if a card is repeated or its
+            reference is written, and the candidate is a folder or a ``.gguf`` file; else None.
     """
 
     model: ModelInfo
@@ -91,6 +93,7 @@ class Candidate(ShortRepr):
     drawn: dict[str, DrawnMean] | None = None
     certain_in_groups: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     drawn_in_groups: dict[str, dict[str, DrawnMean]] = field(default_factory=dict)
+    weights_sha256: str | None = None
 
     @property
     def is_lower_bound(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kullback.common.constraints import FLAG, Arguments
+from kullback.common.dtypes import dtype_name
 from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import DTYPE, REPRESENTATION, SERVER_TOP
 from kullback.common.words import RepresentationName, is_address, is_card, is_hidden_states
@@ -147,7 +148,7 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
         tokens = torch.zeros(1, 1, dtype=torch.int64, device=first.device)
         with torch.inference_mode():
             classes = model(input_ids=tokens).logits.shape[-1]
-    dtype = str(first.dtype).removeprefix("torch.")
+    dtype = dtype_name(first.dtype)
     info = ModelInfo(name, "module", dtype, classes, parameter_count(model), None)
     return HuggingFaceModel(model, tokenizer, info)
 

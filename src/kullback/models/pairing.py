@@ -1,5 +1,5 @@
-"""The comparison of one candidate with the base: the measurements of each passage, the passages where both differ
-most, the result, and how much farther it is from the base than that of another candidate.
+"""The comparison of one candidate with the base: the measurements of each passage, the passages where both differ most,
+the result, and its difference from another candidate's result.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _side(
     text = take_texts(CALL, texts)
     opened = stack.enter_context(open_model(model, loading))
     windows, documents = cut.windows(opened, text)
-    metadata = metadata_of_windows(cut.context, cut.score, documents) | metadata_of(opened, texts, loading)
+    metadata = metadata_of_windows(*cut.chosen, documents) | metadata_of(opened, texts, loading)
     return DenseSide(opened.info, windows, opened), metadata
 
 
@@ -203,7 +203,7 @@ def require_recordable(base: object) -> None:
             "record",
             wanted="a base that gives the probability of every class: a model, hidden states or a reference",
             got=f"{printable(base if isinstance(base, str) else base.name)}, which gives only the most probable ones",
-            instead="record=None (without --card), or pass the model itself as the base",
+            instead={"record": None},
         )
 
 
@@ -283,7 +283,7 @@ def metadata_of(
         known = {
             "model": info.name,
             "model_kind": info.kind,
-            "model_hash": _hash_of(Path(info.name)),
+            "model_hash": None if info.kind == "module" else weights_hash(info.name),
             "dtype": info.dtype,
             "device": _device_of(opened, loading),
             "parameters": info.parameters,
@@ -310,13 +310,12 @@ def _hash_of_text(texts: object) -> str | None:
     )
 
 
-def _hash_of(path: Path) -> str | None:
+def weights_hash(model: object) -> str | None:
     """Return the SHA-256 of a model's weight files in the order of their names; None if there are no such files."""
-    if path.is_file():
-        files = [path]
-    else:
-        patterns = ("*.safetensors", "*.bin")
-        files = sorted(each for pattern in patterns for each in path.glob(pattern)) if path.is_dir() else []
+    path = Path(model) if isinstance(model, str | os.PathLike) else Path()
+    files = [path] if path.suffix.lower() == ".gguf" and path.is_file() else []
+    if (path / "config.json").is_file():
+        files = sorted(each for pattern in ("*.safetensors", "*.bin") for each in path.glob(pattern))
     if not files:
         return None
     digest = hashlib.sha256()

@@ -326,7 +326,7 @@ class ServerModel(LanguageModel):
             raise self.error(
                 wanted="a server that takes token ids",
                 got="this server takes text, and a window begins or ends within a character",
-                instead="use a server that takes token ids (vLLM, SGLang), or another --context",
+                instead="use a server that takes token ids (vLLM, SGLang), or another context (--context)",
                 wording=BY_EVENT,
             ) from None
 
@@ -338,7 +338,7 @@ class ServerModel(LanguageModel):
         instead = (
             f"ask for fewer tokens (--top 20), or start the server with --max-logprobs {self._top}"
             if "logprobs" in lower
-            else "take a smaller --context, or start the server with a longer one"
+            else "take a smaller context (--context), or start the server with a longer one"
             if "length" in lower or "context" in lower
             else "see the server's log"
         )

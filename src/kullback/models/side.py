@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.files import file_stamps
 from kullback.common.words import NO_LABEL
 from kullback.errors import ArgumentValueError, FileError, ModelError, invalid_value, printable
@@ -46,7 +47,7 @@ class ModelSide(RowStream):
         Raises:
             ArgumentValueError: not all probabilities of the side are known, or windows cannot be read in any order.
         """
-        raise _unsure(f"{printable(self.info.name)}, which gives some classes only", "a model")
+        raise _unsure(f"{printable(self.info.name)}, which gives some classes only")
 
     def _window(self, first: int) -> int:
         """Return the number of the window that begins at a row."""
@@ -66,9 +67,7 @@ class DenseSide(ModelSide):
         side = DenseSide(self.info, self.windows.in_order(order), self.model)
         if isinstance(self.model, RowSource):
             if self.model.format not in (*DIRECT, "stream"):
-                raise _unsure(
-                    f"{printable(self.info.name)}, a file that is read from its beginning", "an .npy file"
-                )
+                raise _unsure(f"{printable(self.info.name)}, a file that is read from its beginning")
             counts = torch.bincount(self.windows.clusters, minlength=len(self.windows))
             starts = counts.cumsum(0) - counts
             side._stored = list(zip(starts[order].tolist(), counts[order].tolist(), strict=True))
@@ -138,10 +137,10 @@ class DenseSide(ModelSide):
                 f"{source.ref.name} = {source.ref.shown}",
                 wanted=f"{windows.rows} rows, one for each scored token",
                 got=str(source.rows),
-                instead="use the text, --context and --score that the file was written with",
+                instead="use the text, the context and the score that the file was written with",
             )
         kind = source.metadata.get("model_kind", source.format)
-        dtype = source.metadata.get("dtype", str(source.dtype).removeprefix("torch."))
+        dtype = source.metadata.get("dtype", dtype_name(source.dtype))
         return cls(ModelInfo(str(source.path), kind, dtype, source.classes), windows, source)
 
 
@@ -198,7 +197,7 @@ class ListedSide(ModelSide):
                     printable(self.info.name),
                     wanted=f"the {windows.rows} scored tokens of the text",
                     got=f"others from row {done} on",
-                    instead="use the text, --context and --score that the file was written with",
+                    instead="use the text, the context and the score that the file was written with",
                 )
             done += len(kept)
             yield kept
@@ -213,15 +212,9 @@ def _scored(block: PartialRows, windows: Windows) -> Tensor:
     return inside & windows.scored[torch.where(inside, place, 0)]
 
 
-def _unsure(got: str, instead: str) -> ArgumentValueError:
-    wanted = "sides that give the logits of every class, in any order of the windows"
-    return invalid_value(
-        "Run",
-        "until_sure",
-        wanted=wanted,
-        got=got,
-        instead=f"until_sure=None (without --until-sure), or pass {instead}",
-    )
+def _unsure(got: str) -> ArgumentValueError:
+    wanted = "models or .npy files, which give the logits of every class in any order of the windows"
+    return invalid_value("Run", "until_sure", wanted=wanted, got=got, instead={"until_sure": None})
 
 
 def _fault(row: Tensor) -> str:

@@ -178,9 +178,11 @@ class Cut:
     first token of each window.
 
     Attributes:
-        context: the number of tokens in a window, and the largest number of tokens in a conversation.
+        context: the number of tokens in a window, and the largest number of tokens in a conversation. None for that of
+            a reference file, or 512 without such a file.
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window. ``"all"`` scores all
             tokens but the first. ``"assistant"`` scores the replies in conversations and the completions of prompts.
+            None for that of a reference file, or ``"second-half"`` without such a file.
         most_windows: the largest number of windows to read; None for all windows.
         groups: the groups of scored tokens; every statistic is also computed in each group. None for no groups.
             ``"role"`` groups by the role of the message, or ``"prompt"`` and ``"completion"``. Tokens that a template
@@ -200,14 +202,19 @@ class Cut:
         kullback.errors.ArgumentValueError: Cut(context=...): wanted an integer of 3 or more; got 2. Write: context=512
     """
 
-    context: int = 512
-    score: Score = "second-half"
+    context: int | None = None
+    score: Score | None = None
     most_windows: int | None = None
     groups: str | None = None
 
     def __post_init__(self) -> None:
         _CUT.settle(self)
         pattern_of(self.groups or "")
+
+    @property
+    def chosen(self) -> tuple[int, Score]:
+        """The context and the score, with the defaults for None."""
+        return self.context or 512, self.score or "second-half"
 
     def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
         """Return the windows of a text in a model's tokens, and the number of each window's document.
@@ -217,14 +224,15 @@ class Cut:
             ModelError: the text is shorter than a window, a conversation is longer than a window, or the template
                 changes a reply.
         """
-        context, score, most = self.context, self.score, self.most_windows
+        (context, score), most = self.chosen, self.most_windows
         if score != "all" and text.are_conversations != (score == "assistant"):
-            wanted, got, instead = "text", "text", "score='second-half'"
-            if score == "assistant":
-                wanted = "conversations with score='assistant', and no other text"
+            wanted = (
+                "conversations with score='assistant', and no other text" if score == "assistant" else "text"
+            )
+            got, instead = "text", "second-half"
             if text.are_conversations:
-                got, instead = "conversations", "score='assistant' (--score assistant), or score='all'"
-            raise invalid_value("Cut", "score", wanted=wanted, got=got, instead=instead)
+                got, instead = "conversations", "assistant"
+            raise invalid_value("Cut", "score", wanted=wanted, got=got, instead={"score": instead})
         cuts: list[tuple[int, list[int], list[bool]]] = []
         for number, document in enumerate(text.documents):
             if isinstance(document, str):
@@ -236,13 +244,18 @@ class Cut:
                 cuts = cuts[:most]
                 break
         cuts = [window for window in cuts if any(window[2])]
+        if not cuts and text.are_conversations:
+            wanted, got = "conversations with a reply", "no reply"
+            raise invalid_value("Cut", "score", wanted=wanted, got=got, instead={"score": "all"})
         if not cuts:
+            least = context if text.running else FEWEST_TOKENS
+            lengths = (len(model.encode(each)) for each in text.documents if isinstance(each, str))
+            tokens = max(lengths, default=0) + (model.bos is not None)
+            fits = text.running and tokens >= FEWEST_TOKENS
             raise unreadable(
-                wanted=f"at least one window of {context} tokens",
-                got="fewer tokens in all",
-                instead=(
-                    f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
-                ),
+                wanted=f"at least one window of {least} tokens",
+                got=f"{tokens}",
+                instead="give a longer text" + f" or a smaller context (--context {tokens})" * fits,
             )
         lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in cuts)], device="cpu")
         windows = Windows(

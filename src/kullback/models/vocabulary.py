@@ -175,8 +175,7 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
         for side in (zip(*pairs, strict=True) if pairs else ((), ()))
     )
     others_p, others_q = _rest(classes[0], of_p), _rest(classes[1], of_q)
-    # Otherwise, one side would have no mass on the merged class and the other side a trace of mass, so KL would be
-    # infinite for all models.
+    # Otherwise, only one side would have a trace of mass on the merged class, and KL would be infinite for all models.
     if (
         not (len(others_p) and len(others_q))
         and _stand_for_none(p, others_p)

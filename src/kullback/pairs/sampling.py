@@ -64,7 +64,7 @@ class DrawsFrom(TorchDispatchMode):
 
 
 def drawing_from(generator: torch.Generator | None) -> AbstractContextManager[object]:
-    """Return a context whose draws have a seed from the generator; without one, torch's own generator makes them."""
+    """Return a context whose draws have a seed from the generator; by default, they come from torch's own generator."""
     if generator is None:
         return nullcontext()
     return DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))

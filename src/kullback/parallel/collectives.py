@@ -20,15 +20,8 @@ _HEADER = 32
 
 
 class Ranks:
-    """A process group, and the rank of this process in it.
-
-    Arguments:
-        call: the function that the user called, for messages.
-        group: the process group.
-
-    Raises:
-        ArgumentTypeError: `group` is not a process group.
-        ArgumentValueError: the group does not contain this process.
+    """A process group and the rank of this process in it, for the function `call`. Raise unless `group` is a process
+    group that contains this process.
     """
 
     def __init__(self, call: str, group: Any) -> None:

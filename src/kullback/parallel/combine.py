@@ -33,7 +33,7 @@ class DerivativeSums(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """Numbers of rows that are equal on all ranks: divergences, sums of P and Q, and extra ones of some rules."""
+    """Numbers of rows that are equal on all ranks: divergences, sums of P and Q, and extra numbers of some rules."""
 
     values: Tensor
     sums: tuple[DerivativeSums | None, DerivativeSums | None]
@@ -137,7 +137,7 @@ class _RenyiRule(CombineRule):
 
 
 class _LargestRatioRule(CombineRule):
-    """The rule for Renyi's infinite order: the largest log(p / q), whose first class alone has a gradient."""
+    """The rule for Renyi's infinite order: the largest log(p / q). Only its first class has a gradient."""
 
     gathers = True
 

@@ -28,6 +28,7 @@ from kullback.kernels.row_operation import (
     Weights,
     overwritten,
     row_blocks,
+    weighted,
 )
 from kullback.kernels.row_sums import log_sums
 from kullback.kernels.triton import triton_rows
@@ -194,17 +195,11 @@ class ShardedRows(RowOperation):
                     gradient = torch.where(top, at_top, by - mass * total) / self.temperature
                     if state.labels is not None:
                         gradient = state.labels.gradient(block, gradient, labeled)
-                    result[block] = _weighted(gradient, weights, block).to(result.dtype)
+                    result[block] = weighted(gradient, weights, block).to(result.dtype)
         return results
 
     def _write_kernel_gradients(
-        self,
-        kernels: Any,
-        p: Tensor,
-        q: Tensor,
-        state: SweepResults,
-        weights: Weights,
-        results: list[Tensor | None],
+        self, kernels: Any, p: Tensor, q: Tensor, state: SweepResults, weights: Weights, results: Gradients
     ) -> None:
         rows = RowDivergence(self._rule().kind, self.temperature)
         whole = _whole_rows((state.p, state.q), state.merged.sums)
@@ -221,7 +216,7 @@ class ShardedRows(RowOperation):
             for result, part, labeled in zip(results, parts, (None, logits[1]), strict=True):
                 if result is not None and part is not None:
                     gradient = state.labels.gradient(block, part, labeled)
-                    result[block] = _weighted(gradient, weights, block).to(result.dtype)
+                    result[block] = weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
         """Return the labels with all ranks' numbers in `gathered`. This rank has `own` classes."""
@@ -295,18 +290,8 @@ def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums
     return torch.stack(columns, -1)
 
 
-def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
-    """Return the gradient of each row times the row's weight. If the weight is 0, the result is 0, even if the gradient
-    contains inf or NaN.
-    """
-    if weights is None:
-        return gradient
-    factors = weights[rows].unsqueeze(-1)
-    return torch.where(factors == 0, 0, factors * gradient)
-
-
 def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
-    """Return a mask of the largest logit of the rows where `has_largest`: the rows whose largest is here."""
+    """Return a mask of each row's largest logit, in the rows with the largest logit on this rank (`has_largest`)."""
     mask = torch.zeros_like(logits, dtype=torch.bool)
     if not logits.shape[-1]:
         return mask

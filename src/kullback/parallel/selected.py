@@ -13,7 +13,7 @@ from torch import Tensor
 from kullback.kernels.label_terms import LabelSums
 from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunction, Wanted
 from kullback.kernels.row_sums import log_sums
-from kullback.kernels.selected_rows import SelectedClasses
+from kullback.kernels.selected_rows import Kept, Places, SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.rows import logits_at, merged_log_sums, places_of
 
@@ -48,8 +48,7 @@ class ShardedClasses(RowOperation):
         """Return the gradient by this rank's logits. `grad` must be equal on all ranks."""
         check_first_derivative(self.shard.ranks, grad)
         gradient = torch.empty_like(tensors[0])
-        result, sums = kept
-        self.write_gradient(tensors[0], result, sums, grad, gradient)
+        self.write_gradient(tensors[0], kept, grad, gradient)
         return (gradient,)
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,12 +72,11 @@ class ShardedClasses(RowOperation):
         kept = torch.where(selected.indices < 0, -torch.inf, values[:, :k])
         return selected.columns(kept, rest.peak, rest.total, label_sums)
 
-    def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
-        self.selected.write_gradient_by_sums(logits, *self._places(logits), result, sums, grad, out)
+    def write_gradient(self, logits: Tensor, kept: Kept, grad: Tensor, out: Tensor) -> None:
+        """Write the gradient of the sum of `grad` times the columns to `out`, which may be `logits`."""
+        self.selected.write_gradient_by_sums(logits, self._places(logits), kept, grad, out)
 
-    def _places(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return `places_of` for the selected classes, shape (rows, k), and for the labels, None without."""
+    def _places(self, logits: Tensor) -> Places:
         start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
         of_labels = None if labels is None else places_of(labels, start, own)
         return places_of(self.selected.indices, start, own), of_labels

@@ -34,8 +34,8 @@ def _is_of_dtensors(kind: type) -> bool:
 
 
 def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
-    """Return the process group over which `dim` is sharded, the device mesh and its dimension; raise unless just one
-    mesh dimension shards `dim`, and none another dimension.
+    """Return the process group that shards `dim`, the device mesh and its dimension. Raise unless exactly one mesh
+    dimension shards `dim`, and no other dimension is sharded.
     """
     placements = x.placements
     sharding = [i for i, p in enumerate(placements) if p.is_shard() and p.dim % x.ndim == dim % x.ndim]

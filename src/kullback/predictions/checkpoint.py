@@ -81,8 +81,8 @@ class Checkpoint:
     The digest of a record also covers the record's number and the comparison. So a damaged record, or a record of
     another comparison, is refused. The measured values in a record with a valid digest are not checked.
 
-    If the file does not exist or is empty, a new state begins. `identity` is the `fingerprint` of the comparison, and
-    `is_unfinished` whether a longer run could continue from the file, although this run is complete.
+    If the file does not exist or is empty, a new state begins. `identity` is the `fingerprint` of the comparison. If
+    `is_unfinished`, a longer run could continue from the file, although this run is complete.
 
     Raises:
         FileError: the file is not a state file, belongs to another comparison, is in use, or cannot be written.

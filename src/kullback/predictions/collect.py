@@ -247,6 +247,7 @@ class Collector:
             notes=[*notes, *self._notes(labels), *_caveats(p, q)],
             llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
             unseen=self._unseen_share() if self._bootstrap else 0.0,
+            units=self._units()[0],
             further={each.name: self._titled(each) for each in self.further},
             groups=self._comparisons(p, q),
         )
@@ -373,14 +374,14 @@ class Collector:
         if dependence is not None and dependence.kind != "pattern":
             return "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
         if self._clusters is not None:
-            return "clusters", len(self._clusters.names)
+            return self._clusters.units, len(self._clusters.names)
         return "rows", self._moments["kl_pq"].count
 
     def _notes_on_intervals(self) -> list[str]:
         """Return notes on the intervals: the method, the assumptions, and the open ends."""
         units, count = self._units()
         notes: list[str] = []
-        if units == "clusters":
+        if self._clusters is not None and units == self._clusters.units:
             counted = f"{count:,} {units if count != 1 else units[:-1]}"
             method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
             notes.append(
@@ -433,7 +434,7 @@ class Collector:
 
 def _noticed(dependence: SerialDependence, clusters: Clusters | None) -> str:
     """Return a note that rows or clusters depend on their order, with the consequence and the remedy."""
-    rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.in_order, "")
+    rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.units, "")
     if dependence.kind == "pattern":
         turns = (
             cluster

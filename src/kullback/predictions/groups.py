@@ -1,4 +1,4 @@
-"""Groups of rows, in each of which the statistics of a comparison are computed too, also against all other rows."""
+"""Groups of rows. The statistics of a comparison are also computed in each group, and against all other rows."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ class MeanEstimator:
     def estimates(self, quantities: Sequence[RatioOfSums], units: Floats | None = None) -> list[MeanEstimate]:
         """Return the standard error and the interval of each quantity, all from the same draws.
 
-        `units` are other columns of the independent units, for which every call has the same draws, or None.
+        `units` are other columns of the independent units, or None. With them, every call has the same draws.
         """
         random = self._random if units is None else np.random.default_rng(self._seed)
         units, dependence = self.independent_units() if units is None else units, self.dependence

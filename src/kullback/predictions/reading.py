@@ -29,7 +29,7 @@ DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor", "frame"}
 
 
 class Part(NamedTuple):
-    """Measured rows: a table with a line for each, and those of them with the largest KL(P || Q).
+    """Measured rows: a table with a line for each row, and the rows that may have the largest KL(P || Q).
 
     `passages` are pairs of a first row and further data that are kept of the rows from there.
     """

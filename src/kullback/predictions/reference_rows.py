@@ -1,5 +1,5 @@
 """Comparison of a reference file's rows with another model's logits: bounds and an estimate of each divergence, and
-means over rows, with intervals that include the sampling of the tail.
+means over rows. The intervals include the sampling of the tail.
 """
 
 from __future__ import annotations

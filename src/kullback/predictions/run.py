@@ -67,10 +67,12 @@ class Goal:
             instead = {"until_sure": f"width={amount}%"}
             raise invalid_value("Run", "until_sure", wanted=wanted, got=safe_repr(text), instead=instead)
         statistic = LIMITED.get(name, "kl_pq")
-        if (name != "width" and name not in LIMITED) or not 0 < number < _HIGHEST[statistic]:
-            raise invalid_value(
-                "Run", "until_sure", wanted=WANTED, got=safe_repr(text), instead={"until_sure": "mean=0.01"}
-            )
+        highest = _HIGHEST[statistic]
+        if (name != "width" and name not in LIMITED) or not 0 < number < highest:
+            wanted, instead = WANTED, {"until_sure": "mean=0.01"}
+            if name in LIMITED and not math.isnan(number):
+                wanted = f"a limit of {name} above 0" + f" and below {highest:.6g}" * (highest < math.inf)
+            raise invalid_value("Run", "until_sure", wanted=wanted, got=safe_repr(text), instead=instead)
         return cls(str(text), "width" if name == "width" else "limit", statistic, number, is_share)
 
 

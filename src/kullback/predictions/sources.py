@@ -267,13 +267,13 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
 class Clusters(NamedTuple):
     """The cluster of each row, as numbers from 0, and the names of the clusters.
 
-    `in_order` is the noun for the clusters, such as "windows", if neighboring clusters may be dependent. It is empty if
-    the clusters are independent.
+    `units` is the noun for the clusters, such as "windows". If `in_order`, neighboring clusters may be dependent.
     """
 
     numbers: Tensor
     names: list[str]
-    in_order: str = ""
+    units: str = "clusters"
+    in_order: bool = False
 
     def at(self, rows: Tensor | slice) -> Clusters:
         """Return the clusters of some rows, without the clusters of other rows alone."""

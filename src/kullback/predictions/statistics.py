@@ -1,5 +1,5 @@
-"""Statistics of values that arrive in blocks: quantiles, histogram, confidence bins, segments, worst rows, and those
-that ``llama-perplexity --kl-divergence`` prints, by llama.cpp's definitions.
+"""Statistics of values that arrive in blocks: quantiles, histogram, confidence bins, segments, worst rows, and the
+numbers of ``llama-perplexity --kl-divergence``, by llama.cpp's definitions.
 """
 
 from __future__ import annotations

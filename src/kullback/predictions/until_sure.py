@@ -31,8 +31,8 @@ _NEXT_LOOK = 1.02
 class Bounds(NamedTuple):
     """An interval of a mean over all units, which holds at every look.
 
-    The upper end assumes the bound `cap` on an unread unit's mean. The largest share of units that may be above it is
-    `above`. Both are None without such an assumption.
+    The upper end assumes the bound `cap` on an unread unit's mean. At most the share `above` of the units may be above
+    this bound. Both are None without such an assumption.
     """
 
     low: float
@@ -194,8 +194,8 @@ class Question:
         return self._sums[place][: self.read(place), COLUMNS.index(statistic)]
 
     def _cap(self, sums: Floats, statistic: str) -> _Cap:
-        """Return the bound of a bounded statistic; otherwise the smallest one of the ladder that no unit read so far
-        exceeds, infinite if there is none yet.
+        """Return the bound of a bounded statistic. Otherwise, return the smallest bound in the sequence that no unit
+        read so far exceeds; infinite if there is none yet.
         """
         if math.isfinite(_BOUNDS[statistic][1]):
             return _Cap(_BOUNDS[statistic][1], self._error, 0)

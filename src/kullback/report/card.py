@@ -279,6 +279,11 @@ def _protocol(record: JsonObject) -> list[tuple[str, str]]:
     rows = [
         ("base (P)", base["name"]),
         ("SHA-256 of its weights", base["weights_sha256"]),
+        *(
+            (f"SHA-256 of the weights of {each['name']}", each["weights_sha256"])
+            for each in record["candidates"]
+            if each["weights_sha256"] is not None
+        ),
         ("dtype and device", ", ".join(filter(None, (base["dtype"], base["device"])))),
         ("fingerprint of the tokenizer", base["tokenizer_sha256"]),
         ("text", text["name"]),

@@ -55,10 +55,6 @@ class Table:
     """A table with text in its first column and numbers in the others.
 
     Attributes:
-        title: the title of the table.
-        headings: a heading for each column.
-        rows: the cells of each row.
-        caption: sentences below the table.
         tones: for each row, the tone of the second cell, which is then a word; empty if no cell has a tone.
         links: for each row, the name of the drawing that the first cell links to; empty without links.
         dropped_first: the indexes of the columns that a narrow medium leaves out, in this order.
@@ -227,11 +223,9 @@ Block: TypeAlias = Table | Code | Gallery | Passages | Findings | Section
 
 @dataclass(frozen=True)
 class Brief:
-    """The most important numbers in a few short lines: sentences, and tables without titles.
+    """The most important numbers in a few short lines: the amount of data, sentences, and tables without titles.
 
-    Attributes:
-        size: the amount of data.
-        blocks: sentences and tables. Without the columns in `dropped_first`, each is at most 60 characters wide.
+    Without the columns in `dropped_first`, each block is at most 60 characters wide.
     """
 
     size: str
@@ -311,11 +305,6 @@ class Document:
     """The content of a report on one result, for every medium.
 
     Attributes:
-        title: the title of the page.
-        headline: the outcome and the main numbers.
-        blocks: the parts of the report, in order.
-        verdicts: the verdicts of the limits that you set.
-        meanings: explanations of terms.
         fields: the function that returns the fields of the JSON, including ``schema`` and ``unit``. If it is None, the
             JSON contains the texts of the report.
         frame: the function that returns the exact numbers for a data frame. If it is None, the data frame contains the

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 from kullback.common.optional import load
 from kullback.errors import printable
-from kullback.report.document import Block, Plot, main_blocks
+from kullback.report.document import main_blocks
 from kullback.report.plots.svg import draw_svg
 from kullback.report.subjects import document
 from kullback.results.verdict import Verdict
@@ -20,8 +20,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
     """Render a result as one HTML document that needs no other file and no network.
 
     A script sorts tables and filters long lists; without scripts, the page shows everything. The page adapts to narrow
-    screens, to dark mode and to paper. The same result always gives the same text.
-    The arguments are those of `document`.
+    screens, to dark mode and to paper. The same result always gives the same text. `document` describes the arguments.
 
     Raises:
         OptionalDependencyError: jinja2 or matplotlib is not installed.
@@ -64,21 +63,15 @@ def _rendered(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: tuple[Callable[..., str], ...] = (kind, svg, text)
-    environment.filters.update({write.__name__: write for write in filters})
+    # A block's kind names the macro that renders it. The ids in an SVG element begin with the name of the plot.
+    environment.filters.update(
+        kind=lambda block: type(block).__name__.lower(),
+        svg=lambda plot, name: draw_svg(name, plot.draw),
+        text=_text,
+    )
     return environment.get_template(template).render(values)
 
 
-def kind(block: Block) -> str:
-    """Return the name of the template macro that renders a block."""
-    return type(block).__name__.lower()
-
-
-def svg(plot: Plot, name: str) -> str:
-    """Return a plot as an SVG element, with ids that begin with `name`."""
-    return draw_svg(name, plot.draw)
-
-
-def text(words: str) -> str:
+def _text(words: str) -> str:
     """Return a text with escaped control characters, and with the mathematical sign instead of two bars."""
     return printable(words).replace("||", "‖")

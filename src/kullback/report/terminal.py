@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **options: Any) -> None:
     """Print a result: the outcome, the limits, the tables and the remarks.
 
-    Divergences are in nats. Control characters are escaped. The other arguments are those of `document`.
+    Divergences are in nats. Control characters are escaped. `document` describes the other arguments.
 
     Example:
         >>> import torch
@@ -95,16 +95,16 @@ def render_plain(page: Document) -> str:
     return "\n".join(map(printable, lines))
 
 
-def _plain(block: Table | Code | Gallery | Passages | Findings) -> Iterator[str]:
-    if isinstance(block, Findings | Code):
+def _plain(block: Table | Code | Findings) -> Iterator[str]:
+    if not isinstance(block, Table):
         yield from _lines(block)
-    elif table := block.table if isinstance(block, Gallery | Passages) else block:
-        cells = [table.headings, *table.rows] if any(table.headings) else table.rows
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        yield from ("", table.title)
-        for row in cells:
-            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        yield from table.caption
+        return
+    cells = [block.headings, *block.rows] if any(block.headings) else block.rows
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    yield from ("", block.title)
+    for row in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from block.caption
 
 
 def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
@@ -196,13 +196,15 @@ def _lines(block: Findings | Code) -> Iterator[str]:
         yield f"{count(len(remarks) - MOST_REMARKS)} more findings are in the JSON and on the page"
 
 
-def _open(blocks: Iterable[Block]) -> Iterator[Table | Code | Gallery | Passages | Findings]:
-    """Yield the blocks that are printed, including the blocks of open sections."""
+def _open(blocks: Iterable[Block]) -> Iterator[Table | Code | Findings]:
+    """Yield the blocks that are printed, also from open sections; a table replaces drawings and passages."""
     for block in blocks:
-        if not isinstance(block, Section):
+        if isinstance(block, Section):
+            yield from _open(block.blocks) if block.is_open is not False else ()
+        elif not isinstance(block, Gallery | Passages):
             yield block
-        elif block.is_open is not False:
-            yield from _open(block.blocks)
+        elif block.table is not None:
+            yield block.table
 
 
 class _Printer:
@@ -237,12 +239,12 @@ class _Printer:
         line = "   ".join(texts)
         return [line] * bool(line) if self._text(line).cell_len <= self._console.width else list(texts)
 
-    def block(self, block: Table | Code | Gallery | Passages | Findings) -> None:
-        if isinstance(block, Findings | Code):
-            for line in _lines(block):
-                self.line(line)
-        elif table := block.table if isinstance(block, Gallery | Passages) else block:
-            self._table(table)
+    def block(self, block: Table | Code | Findings) -> None:
+        if isinstance(block, Table):
+            self._table(block)
+            return
+        for line in _lines(block):
+            self.line(line)
 
     def space(self) -> None:
         self._console.print()

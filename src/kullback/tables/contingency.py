@@ -46,7 +46,7 @@ from kullback.tables.table_results import Bin, Divergences
 class TableSettings:
     """The settings of a comparison, with the source of all randomness, and the effective numbers of rows of P and Q.
 
-    `independent` says whether rows, or the clusters in the column `cluster`, are known to be independent.
+    If `independent`, the rows, or the clusters in the column `cluster`, are known to be independent.
     """
 
     max_bins: int
@@ -257,8 +257,8 @@ def divergences(
 ) -> ComparedBins:
     """Compare P's and Q's weights in the bins of a contingency table; `columns` are the names for the findings.
 
-    `clustered` has the joint counts by cluster and bin; it is None if rows are independent. `profiles` are those of a
-    single column, whose order of numbers and words are compared too.
+    `clustered` has the joint counts by cluster and bin; it is None if rows are independent. `profiles` belong to a
+    single column; the order of its numbers, and its words, are also compared.
     """
     pooled = _pooled(table, settings, clustered)
     ordered = None if profiles is None else _in_order_of_numbers(table, pooled, settings, profiles)

@@ -64,7 +64,7 @@ class RowOrder:
         return RowOrder(self.rows, times, self.unknown & kept, self.repeated)
 
     def to_object(self) -> JsonObject:
-        """Return an object of JSON."""
+        """Return the order as an object of JSON."""
         return {
             "rows": self.rows,
             "times": dict(self.times),

@@ -275,7 +275,7 @@ class Unshared(NamedTuple):
 
 
 def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
-    """Return the categories that are there and not elsewhere.
+    """Return the categories that are in `there` and not in `elsewhere`.
 
     The result is empty if the other side has no values or does not name all its categories.
     """

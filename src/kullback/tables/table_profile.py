@@ -276,7 +276,7 @@ class CountedTable:
     counting: Counting
 
     def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
-        """Return the table after columns of text are counted as numbers or dates that are written in these `ways`.
+        """Return the table with columns of text counted as numbers or dates in these `ways`.
 
         The columns in `again` are counted again, with the types and grids of `Counting.like`.
         """

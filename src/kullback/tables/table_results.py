@@ -128,8 +128,8 @@ class ColumnComparison(_Comparison):
         ks: the Kolmogorov-Smirnov distance of numbers, timestamps or lengths: the largest difference of P's and Q's
             cumulative proportions, from 0 to 1; None for categories. `p_value` combines the test of the bins and the
             Cramer-von Mises test, which uses the order of the numbers.
-        content: ``"numbers-as-text"`` for text that mostly holds numbers or dates but is compared as categories;
-            ``"identifier"`` if nearly every row has its own value; None for other columns. If it is not None, the
+        content: ``"numbers-as-text"`` for text that is mostly numbers or dates but is compared as categories.
+            ``"identifier"`` if nearly every row has its own value. None for other columns. If it is not None, the
             divergences have little meaning, and a finding gives the reason.
 
     Example:

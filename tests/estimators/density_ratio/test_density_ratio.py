@@ -377,6 +377,7 @@ def test_an_upper_end_is_what_its_own_error_does_not_reject():
     assert upper(0.0, 0.001, rate=0.02, groups=10) > 1.3 * upper(0.0, 0.001, rate=0.02)
 
 
+@pytest.mark.sweep
 def test_other_random_splits_move_the_value_little(monkeypatch):
     """The standard deviation of the value over seeds is at most 3 % of the interval's width."""
     rng = np.random.default_rng(2)

@@ -43,6 +43,7 @@ def upper(estimate: Estimate) -> float:
     return math.inf if estimate.interval is None else float(estimate.interval[1])
 
 
+@pytest.mark.sweep
 def test_vectors_of_ten_bits_have_finite_intervals_that_cover() -> None:
     covered = finite = repetitions = 0
     for p, q in ((UNIFORM, UNIFORM), (UNIFORM, product(0.4)), (OF_PAIRS, UNIFORM)):
@@ -56,6 +57,7 @@ def test_vectors_of_ten_bits_have_finite_intervals_that_cover() -> None:
     assert finite >= 0.75 * repetitions, finite
 
 
+@pytest.mark.sweep
 def test_the_allowance_covers_what_constant_log_odds_miss() -> None:
     for p, most_open in ((UNIFORM, 0.12), (tilted(UNIFORM, 0.3 * SIGNS.prod(1)), 0.5), (OF_PARITY, 1.0)):
         for n in (300, 1000):
@@ -82,6 +84,7 @@ def test_too_few_equal_rows_show_nothing() -> None:
     assert "Too few samples have equal coordinates" in shift.note
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("as_numbers", [False, True])
 def test_a_parity_that_the_classifiers_miss_opens_the_interval(as_numbers: bool) -> None:
     for p in (OF_PARITY, EVEN):
@@ -95,6 +98,7 @@ def test_a_parity_that_the_classifiers_miss_opens_the_interval(as_numbers: bool)
         assert estimate.interval is None or float(estimate.interval[0]) <= kl(p, UNIFORM)
 
 
+@pytest.mark.sweep
 def test_other_codes_and_another_order_of_rows_give_the_same_interval() -> None:
     x, y = drawn(UNIFORM, 3, 400), drawn(product(0.45), 4, 400)
     wanted = kl_estimate(Samples(x), Samples(y))

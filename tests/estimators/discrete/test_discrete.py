@@ -491,6 +491,7 @@ def test_what_is_no_draw_of_categories_is_refused(p, q, options, message):
         dirichlet(p, q, **options)
 
 
+@pytest.mark.sweep
 def test_open_intervals_of_vectors_name_fewer_components() -> None:
     note = (
         "Each different vector of 12 components is a category. The divergence of some of the components, such as "

@@ -59,6 +59,7 @@ def enumerated(p: float, q: float, n: int) -> tuple[np.ndarray, np.ndarray, np.n
     return np.stack([a, n - a], -1), np.stack([b, n - b], -1), weights[likely]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["kl", "js"])
 def test_all_draws_of_two_categories_are_seldom_wrong_at_any_confidence(kind: str) -> None:
     for p, q in ((0.5, 0.5), (0.3, 0.35), (0.5, 0.9)):

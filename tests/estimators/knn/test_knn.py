@@ -514,6 +514,7 @@ def test_another_joint_shape_of_equal_margins_is_not_missed() -> None:
             assert found.interval[1] == math.inf
 
 
+@pytest.mark.sweep
 def test_classifiers_remedy_another_joint_shape_of_equal_margins() -> None:
     rng = np.random.default_rng([0, 1])
     remedy = density_ratio(Samples(scaled(rng, 1)), Samples(scaled(rng, 8)))
@@ -532,6 +533,7 @@ def test_classifiers_remedy_another_joint_shape_in_most_draws() -> None:
     assert np.median([float((remedy.interval or (0.0, math.inf))[1]) for remedy in remedies]) < 1.2
 
 
+@pytest.mark.sweep
 def test_the_check_of_the_joint_shape_does_not_widen_other_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     def width(seed: int, d: int, by: float, scale: float) -> float:
         x, y = normal(seed, 600, 600, d, by, scale)

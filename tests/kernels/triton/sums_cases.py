@@ -73,7 +73,7 @@ def by_triton(classes: SelectedClasses, logits: Tensor, grad: Tensor, out: Tenso
     assert sums.shape == (len(logits), 1 if classes.labels is None else 4)
     gradient = torch.full_like(logits, 7) if out is None else out
     with mock.patch.object(triton_sums, "write_exponentials", wraps=triton_sums.write_exponentials) as kernel:
-        classes.write_gradient(logits, columns, sums, grad, gradient)
+        classes.write_gradient(logits, (columns, sums), grad, gradient)
     assert kernel.called
     return Results(columns, gradient)
 
@@ -219,7 +219,7 @@ def test_no_operation_reads_values_for_which_a_gpu_would_have_to_finish() -> Non
     grad = on_device(torch.randn(3, 6, dtype=torch.float64))
     with Waits() as waits:
         columns, sums = classes.read(logits)
-        classes.write_gradient(logits, columns, sums, grad, torch.empty_like(logits))
+        classes.write_gradient(logits, (columns, sums), grad, torch.empty_like(logits))
     assert waits.count == 0
 
 
@@ -229,7 +229,7 @@ def test_no_rows() -> None:
     assert triton_sums.log_sums(logits, 1.0, indices, labels).shape == (0, 4)
     columns, sums = SelectedClasses(indices, 1.0, True, labels).read(logits)
     assert columns.shape == (0, 4)
-    SelectedClasses(indices, 1.0, True, labels).write_gradient(logits, columns, sums, columns, logits)
+    SelectedClasses(indices, 1.0, True, labels).write_gradient(logits, (columns, sums), columns, logits)
 
 
 def test_offsets_beyond_32_bits() -> None:
@@ -424,7 +424,7 @@ def test_sharded_top_k(leaves_out: bool, is_labeled: bool) -> None:
         sharded = ShardedClasses(Shard(ranks, cuts[rank], 70), selected)
         columns, sums = sharded.read(part)
         gradient = torch.empty_like(part)
-        sharded.write_gradient(part, columns, sums, grad, gradient)
+        sharded.write_gradient(part, (columns, sums), grad, gradient)
         return Results(columns, gradient)
 
     first, second = ranks.run(of_rank)
@@ -490,7 +490,7 @@ if DEVICE == "cuda":  # chosen when the cases are collected
 
         def compute() -> Tensor:
             columns, sums = classes.read(logits)
-            classes.write_gradient(logits, columns, sums, grad, gradient)
+            classes.write_gradient(logits, (columns, sums), grad, gradient)
             return columns
 
         compute()  # compiles

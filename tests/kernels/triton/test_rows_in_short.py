@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 from tests.kernels.triton.processes import run_cases
 
 if importlib.util.find_spec("triton") is not None:
@@ -15,5 +17,6 @@ if importlib.util.find_spec("triton") is not None:
         small = "in_short or (small_rows and bfloat16 and True-1.0) or (fifty_digits and float32)"
         run_cases(files, "-k", small, KULLBACK_TRITON_DEVICE="cpu", TRITON_INTERPRET="1")
 
+    @pytest.mark.sweep
     def test_kl_compiles_within_its_limit(tmp_path: Path) -> None:
         run_cases("compile_for_gpus.py", "-k", "in_short", TRITON_CACHE_DIR=str(tmp_path))

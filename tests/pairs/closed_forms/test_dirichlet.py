@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Beta, Dirichlet
 
 from kullback import kl_divergence
-from kullback.pairs.families import categorical
+from kullback.pairs.families import dirichlet
 
 PEAK = """
 import resource
@@ -51,7 +51,7 @@ def test_blocks_of_dirichlets_give_what_the_whole_gives(
     ]
     whole = divergence(*at)
     derivatives = torch.autograd.grad(whole.sum(), at)
-    monkeypatch.setattr(categorical, "_BLOCK", 12)
+    monkeypatch.setattr(dirichlet, "_BLOCK", 12)
     blocks = divergence(*at)
     assert blocks.shape == whole.shape
     torch.testing.assert_close(blocks, whole, rtol=1e-14, atol=0)
@@ -60,7 +60,7 @@ def test_blocks_of_dirichlets_give_what_the_whole_gives(
 
 @pytest.mark.heavy
 def test_blocks_have_gradients_of_all_orders_and_for_one_side_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(categorical, "_BLOCK", 6)
+    monkeypatch.setattr(dirichlet, "_BLOCK", 6)
     generator = torch.Generator().manual_seed(3)
     p, q = (0.5 + torch.rand(2, 4, 3, generator=generator, dtype=torch.float64)).requires_grad_().unbind()
     assert torch.autograd.gradcheck(divergence, (p, q))
@@ -74,7 +74,7 @@ def test_vmap_and_func_grad_serve_large_ones_too(monkeypatch: pytest.MonkeyPatch
     generator = torch.Generator().manual_seed(4)
     p, q = (0.5 + torch.rand(2, 4, 3, generator=generator, dtype=torch.float64)).unbind()
     whole = kl_divergence(Beta(p, q), Beta(q, p))
-    monkeypatch.setattr(categorical, "_BLOCK", 2)
+    monkeypatch.setattr(dirichlet, "_BLOCK", 2)
 
     def beta(p: Tensor, q: Tensor) -> Tensor:
         return kl_divergence(Beta(p, q, validate_args=False), Beta(q, p, validate_args=False))

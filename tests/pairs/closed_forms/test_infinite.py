@@ -155,6 +155,7 @@ def with_densities(kind: type, *parameters: Tensor) -> tuple[Distribution, list[
     return made, densities
 
 
+@pytest.mark.sweep
 @settings(max_examples=2)
 @given(st.lists(st.sampled_from(EDGES), min_size=48, max_size=48))
 def test_every_rule_is_infinite_where_supports_and_tails_say_so(drawn: list[float]) -> None:

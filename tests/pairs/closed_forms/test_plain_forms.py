@@ -32,8 +32,8 @@ from torch.distributions import (
 from kullback import kl_divergence
 from kullback.common.special import log_mean_decay
 from kullback.pairs.families import von_mises
+from kullback.pairs.families.continuous_bernoulli import continuous_bernoulli_variance, mean_from_end
 from kullback.pairs.families.gumbel import _lgamma_beyond_two
-from kullback.pairs.families.uniform import continuous_bernoulli_variance, mean_from_end
 from kullback.pairs.registry import plan_for
 from tests.oracles import end_truths, pair_truths
 from tests.oracles.audit import measure

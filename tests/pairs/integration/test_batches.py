@@ -10,7 +10,7 @@ from torch.distributions import Cauchy, Gamma, Gumbel, HalfCauchy, Laplace, Norm
 
 from kullback import ChiSquared, JensenShannon, Renyi, SquaredHellinger, TotalVariation, divergence
 from kullback.errors import ConvergenceError
-from kullback.pairs.families.student_t import CauchyDensity
+from kullback.pairs.families.cauchy import CauchyDensity
 from kullback.pairs.integration.line import _STEPS, first_edges
 
 KINDS = ["kl", JensenShannon(), Renyi(0.5), Renyi(2.0), TotalVariation(), ChiSquared()]

@@ -26,7 +26,7 @@ from torch.distributions import (
 from kullback import kl_divergence, kl_estimate
 from kullback.pairs.densities.density import Density, Points, density_of
 from kullback.pairs.densities.integer import IntegerDensity
-from kullback.pairs.families.trials import PoissonDensity
+from kullback.pairs.families.poisson import PoissonDensity
 from kullback.pairs.integration.panels import Integral
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.solve_options import Tolerance

@@ -134,6 +134,7 @@ def test_a_token_shows_its_top_classes(found: ModelComparison, browser: Browser,
     page.close()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("runs", "level"), [(1, "95%"), (1000, "99.995%")])
 def test_every_report_of_a_run_until_sure_says_the_level_of_its_intervals(runs: int, level: str) -> None:
     words = "the quick brown fox jumps over the lazy dog " * 60

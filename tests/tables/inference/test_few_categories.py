@@ -59,6 +59,7 @@ def test_psi_of_a_small_table_against_a_large_one_has_an_upper_end(p, strength):
     assert np.median(widths) <= 2.5 * max(4 * error, stats.chi2.ppf(0.95, 5) / 100)
 
 
+@pytest.mark.sweep
 def test_psi_of_40_rows_against_40_000_has_an_upper_end():
     random, repetitions = np.random.default_rng(1), 12
     for name, p, strength in (

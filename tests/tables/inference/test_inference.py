@@ -454,7 +454,7 @@ def test_simulated_limits_have_draws_beyond_them_or_are_open():
         )
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("confidence", [0.95, 0.9975])
 @pytest.mark.parametrize(("p", "q"), [(0.5, 0.5), (0.4, 0.45), (0.3, 0.7)])
 def test_all_tables_of_two_bins_are_seldom_wrong(p, q, confidence):

@@ -207,7 +207,7 @@ def _few_threads(number: int) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class _RatioValue:
-    """An estimate of KL, the influence of each draw, a standard error beyond these, and the largest bias upwards."""
+    """An estimate of KL, the influence of each draw, an additional standard error, and the largest bias upwards."""
 
     value: float
     influence: Array
@@ -277,7 +277,7 @@ class _Work:
 
 
 def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, share: float = 1.0) -> int:
-    """Return the number of random splits, within `limits`, that the budget allows for so many draws and features."""
+    """Return the number of random splits, within `limits`, that the budget allows for these draws and features."""
     fewest, most = limits
     affordable = int(most / _SPLITS[1] * _BUDGET / (number * (10 + features) ** 2))
     return max(math.ceil(share * min(affordable, most)), fewest)

@@ -1,8 +1,8 @@
 r"""The candidate classifiers of `density_ratio`, fitted to labeled draws, their log-odds, and what these miss.
 
-One classifier is the ratio of two Gaussian densities, for which KL has an unbiased estimate. Let :math:`\delta` be the
-difference of the sample means, and :math:`S_p` and :math:`S_q` the sample covariances of n draws of P and m draws of Q
-with d components. The estimate is
+One classifier is the ratio of two Gaussian densities. Their KL has an unbiased estimate. P has n draws and Q has m
+draws, with d components. Let :math:`\delta` be the difference of the sample means, and :math:`S_p` and :math:`S_q` the
+sample covariances. The estimate is
 
 .. math::
     \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d
@@ -375,7 +375,7 @@ def missed(draws: Labeled, halves: Sequence[Integers], log_odds: Sequence[Array]
 
     Classifiers are fitted to halves of the draws. Their errors add a bias to pairs of the same half. Pairs of different
     halves get twice this bias with the other sign. So pairs of the same half count twice. Pairs of draws of the same
-    unit are left out. For each split, `halves` has the half of each draw, 0 or 1, and `log_odds` the calibrated
+    unit are left out. For each split, `halves` has the half of each draw, 0 or 1. `log_odds` has the calibrated
     log-odds of each draw by a fit to the other half.
     """
     rows = np.unique(draws.x, axis=0, return_inverse=True)[1].reshape(-1)

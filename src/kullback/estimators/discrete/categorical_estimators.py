@@ -381,15 +381,15 @@ _STEPS = 60
 def total_variation_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
     r"""Return the limits of a confidence interval for total variation from counts: two float64 tensors of shape (...).
 
-    The total variation of the proportions is half a sum of absolute values of nearly normal variables: the differences
-    of the proportions, with means :math:`d_i` and standard deviations :math:`\sigma_i`. For a small :math:`d_i`, the
-    absolute value is biased upwards. The sum of these biases depends on how the total variation is divided among the
-    categories. Each limit of the interval assumes the least favorable division.
+    The total variation of the proportions is half the sum of the absolute differences of the proportions. These
+    differences are nearly normal, with means :math:`d_i` and standard deviations :math:`\sigma_i`. For a small
+    :math:`d_i`, the absolute value is biased upwards. The sum of these biases depends on how the total variation is
+    divided among the categories. Each limit of the interval assumes the least favorable division.
 
     The upper limit assumes :math:`|d_i| = x \sigma_i` with the same x for all categories, because this minimizes the
     mean of the estimate for a given total variation. The lower limit assumes that P and Q differ in two categories
-    only, because this maximizes the mean. For the lower limit, rare categories are merged if they are common: more than
-    5 % of a side's draws are in categories with a single draw of this side, or without draws of the other side.
+    only, because this maximizes the mean. For the lower limit, rare categories are merged if categories with a single
+    draw of a side, or without draws of the other side, have more than 5 % of the side's draws.
 
     Example:
         >>> total_variation_interval(CategoryCounts.of(torch.tensor([30, 10]), torch.tensor([20, 20])))

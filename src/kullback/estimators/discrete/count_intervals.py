@@ -40,7 +40,7 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     """Return, for each row, whether KL has a finite upper limit.
 
     Let f_k be the proportion of P's draws in categories with k draws of Q. There is no finite upper limit in three
-    cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2; the lack of draws of Q in the
+    cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2. The lack of draws of Q in the
     categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0, f_0 is two or more draws, and p / q = e^8 in
     their categories would increase KL by more than `half_width`. This is half the interval's width. If the
     categories are bins of a line, only the first case applies, because the neighboring bins bound the density.
@@ -76,7 +76,7 @@ def kl_interval(
     :math:`\chi^2` distribution for P = Q, and is normal for large KL. The rate c has a lower bound near :math:`2
     (\frac1n + \frac1m)`, the value of c for P near Q.
 
-    For T > t, the tail is a noncentral chi-square's: the lower limit is the smaller one of this equation's and of
+    For T > t, the tail is a noncentral chi-square's. The lower limit is the smaller of this equation's limit and of
     `unified_low`, with the same variance. Near P = Q, all of the error probability is at the lower limit.
 
     The limits also allow for six problems:
@@ -89,8 +89,8 @@ def kl_interval(
       limits of the probability of these categories.
     * Few clusters: their variance is itself uncertain, so all variances are increased as for Student's t.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
-    * Many rare categories: for the lower limit, they are merged if more than 5 % of P's draws are in categories without
-      draws of Q, or with a single draw of P. Merging cannot increase KL.
+    * Many rare categories: they are merged for the lower limit, if categories without draws of Q, or with a single draw
+      of P, have more than 5 % of P's draws. Merging cannot increase KL.
 
     Arguments:
         table: the counts of P and of Q, shape (..., K). If they are `KindCounts`, the interval is for the divergence

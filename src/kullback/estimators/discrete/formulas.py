@@ -8,9 +8,9 @@ The root mean square errors of two estimators were compared on Zipf distribution
 Zhang and Grabchak's estimator. With 1e2 draws, the ratio of the errors is 0.5 if P and Q differ much, and up to 1.3 if
 they are equal.
 
-`KindCounts` estimates other divergences. Powers of p / q of order outside (0, 1) have unbiased estimates: ratios of
-gamma functions, because :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count a, except
-for terms that decay exponentially with n p. A bounded divergence is estimated by the divergence of the proportions
+`KindCounts` estimates other divergences. Ratios of gamma functions are unbiased estimates of powers of p / q of order
+outside (0, 1). For a Poisson count a, :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha`, except for
+terms that decay exponentially with n p. A bounded divergence is estimated by the divergence of the proportions
 minus the jackknife's estimate of its bias. Variances are computed by the jackknife.
 """
 
@@ -39,7 +39,7 @@ KNOWN = 1e15
 
 
 class CoverageCorrection(NamedTuple):
-    """The predicted contribution of unseen categories to KL, also shrunken towards 0, and the latter's variance."""
+    """The predicted contribution of unseen categories to KL, the same shrunken towards 0, and the latter's variance."""
 
     predicted: Tensor
     shrunken: Tensor
@@ -63,8 +63,8 @@ class CategoryCounts:
         a: P's effective counts, float64, shape (..., K): the proportions of the weight times the effective number of
             draws.
         b: Q's effective counts, in the same shape.
-        inflation: two factors: clusters and weights increase the variances of P's and of Q's proportions by these.
-        spread: a factor: clusters and weights increase the variance of the estimate at P = Q by it.
+        inflation: the factors of clusters and weights in the variances of P's and of Q's proportions.
+        spread: the factor of clusters and weights in the variance of the estimate at P = Q.
         groups: the effective numbers of P's and of Q's clusters, used for `inflation`; infinite without clusters.
         n: the numbers of draws of P and of Q. A number is a tensor if the rows of a batch have different numbers, and 0
             for known probabilities.
@@ -74,8 +74,8 @@ class CategoryCounts:
         largest: the supremum of the divergence over all P and Q.
         open_above: whether the divergence is infinite if P has mass where Q has none.
         open_below: whether the divergence is infinite if Q has mass where P has none.
-        power: the number c if the divergence is (m - 1) / c, where m is the mean of a power of p / q, of order above 1
-            or below 0; otherwise 0. If c > 0, the upper limit is infinite if a draw is in a category without draws of
+        power: the number c if the divergence is (m - 1) / c, and m is the mean of (p / q)^order for an order above 1 or
+            below 0; otherwise 0. If c > 0, the upper limit is infinite if a draw is in a category without draws of
             the other side.
     """
 
@@ -174,7 +174,8 @@ class CategoryCounts:
 
         For n draws of P and m draws of Q, the bias is :math:`\sum_i p_i \sum_{v \ge n} (1 - p_i)^v / v - \sum_i p_i
         \sum_{v > m} (1 - q_i)^v / v`. The bias decays exponentially for categories that are drawn more than once on
-        average. Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+        average.
+        Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
         """
         terms = self.a / self.a.sum(-1, keepdim=True) * self.log_ratios
         return torch.where(self.a > 0, terms, 0.0).sum(-1)
@@ -300,7 +301,7 @@ def sum_over(a: Tensor, terms: Tensor) -> Tensor:
 # With n > `_EXACT` draws, the second differences in the jackknife's bias, of order 1 / n^2, are below float64's
 # precision, and the bias counts as 0.
 _EXACT = 1e9
-# For arguments x above this limit, a ratio of gamma functions equals a power up to float64's precision: the next term
+# For arguments x above this limit, a ratio of gamma functions equals a power up to float64's precision. The next term
 # of Stirling's series is about x^-2.
 _LARGE = 1e5
 
@@ -311,9 +312,9 @@ Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class KindCounts(CategoryCounts):
     """Counts of categories, and the estimate of a divergence other than KL that is a sum over the categories.
 
-    `terms` returns the term of each category, a function of (a, n, b, m): the counts of P and of Q in the category are
-    a and b, the numbers of draws n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the divergence minus
-    the sum of the terms.
+    `terms` returns the term of each category, a function of (a, n, b, m). The counts of P and Q are a and b, and the
+    numbers of draws n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the
+    divergence minus the sum of the terms.
     """
 
     kind: Divergence

@@ -150,12 +150,12 @@ def nearest_neighbors(
         the estimate in nats, on the device of `p`, at least 0. The interval allows for the sampling errors of the draws
         (or clusters) of both sides and for bias.
 
-        From three dimensions on, the upper limit allows for a bias that decreases with k as slowly as the estimates
-        with 4 k, k and k / 4 neighbors permit. From four dimensions on, neighbors may miss a difference between
-        joint distributions with equal margins. So with `whiten`, a logistic regression on features such as log(1 +
-        x_i^2) gives a second estimate of KL. The upper limit is raised to the upper limit of this second estimate. If
-        the second estimate contradicts the neighbors, it replaces the value, and the upper limit is infinite. The upper
-        limit is also infinite if most of P is in a region where Q has few draws.
+        From three dimensions on, the upper limit allows for a bias that decreases slowly with k, as far as the
+        estimates with 4 k, k and k / 4 neighbors permit. From four dimensions on, neighbors may miss a difference
+        between joint distributions with equal margins. So with `whiten`, a logistic regression on features such as
+        log(1 + x_i^2) gives a second estimate of KL. The upper limit is raised to the upper limit of this second
+        estimate. If the second estimate contradicts the neighbors, it replaces the value, and the upper limit is
+        infinite. The upper limit is also infinite if most of P is in a region where Q has few draws.
 
         The interval is None in more than 10 dimensions, for draws near a curve or surface of fewer than d dimensions,
         and for fewer than 20 draws. If a small part of P is outside the range of Q's draws, the draws do not show the
@@ -392,7 +392,7 @@ def _whitenings(
     """Return the linear maps of P's and of Q's draws.
 
     If `pilot` is True, the map of a side makes the covariance of its draws the identity. Otherwise, both sides have the
-    same map, which scales each component by its spread in Q if `whiten` is True, and by 1 if `whiten` is False.
+    same map. It scales each component by its spread in Q if `whiten` is True, and by 1 otherwise.
     """
     if pilot:
         check_independent(p_points, q_points)

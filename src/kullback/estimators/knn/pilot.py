@@ -224,8 +224,8 @@ def local_log_density(
     weight of a chosen draw is multiplied by the size of its cluster. The result is the mean over several such choices.
 
     If the weights depend on the position of the draws, the density at a draw is multiplied by the mean weight of its
-    neighbors. If the weights do not depend on position, this factor would add a bias, because the logarithm of a mean
-    of few weights is too low on average. So the factor is used only if it increases the likelihood of the draws under
+    neighbors. The logarithm of a mean of few weights is too low on average. So this factor would add a bias if the
+    weights do not depend on position. So the factor is used only if it increases the likelihood of the draws under
     the density estimated from their neighbors, or if `weights_vary`. `rng` chooses draws from clusters.
     """
     n = len(x)

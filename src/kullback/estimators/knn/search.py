@@ -35,8 +35,8 @@ class KNearest(NamedTuple):
     """The log-distance of each query to its k-th nearest draw.
 
     `occurrence` has, for each draw, the total weight of the queries that have this draw among their k nearest draws.
-    `log_weight` has, for each query, the logarithm of the ratio of the neighbors' mean weight to the mean weight of all
-    draws, with a bias correction; it is None if all weights are equal.
+    `log_weight` is the logarithm of the neighbors' mean weight divided by the mean weight of all draws, corrected for
+    bias, for each query. It is None if all weights are equal.
     """
 
     log_radius: Array

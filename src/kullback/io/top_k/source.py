@@ -150,8 +150,8 @@ BLOCK_ROWS = 1024
 class TopKReader(ABC):
     """A reader of one format of top-k log-probabilities; `TopKSource` checks the positions and joins them to blocks.
 
-    The attributes are those of `TopKSource`, and `rounding` is the dtype that the log-probabilities were computed or
-    stored in.
+    `TopKSource` describes the attributes. `rounding` is the dtype that the log-probabilities were computed or stored
+    in.
     """
 
     ref: FileReference

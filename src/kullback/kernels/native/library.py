@@ -48,7 +48,7 @@ def _register_shapes() -> None:
 
 
 def is_available() -> bool:
-    """Return whether the operators can be called; not under ``torch.jit.trace``, which stores sizes."""
+    """Return whether the operators can be called. They cannot under ``torch.jit.trace``, which stores sizes."""
     return not _is_tracing() and missing() is None
 
 
@@ -57,7 +57,7 @@ is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[r
 
 
 def empty_like(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty contiguous tensor of the shape of `x`; on the CPU in large pages, which are faster."""
+    """Return an empty contiguous tensor of the shape of `x`. On the CPU, it is in large pages, which are faster."""
     memory = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
     if x.is_cpu and is_available():
         torch.ops.kullback.ask_for_large_pages.default(memory)

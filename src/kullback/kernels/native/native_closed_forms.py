@@ -80,7 +80,7 @@ class _DeclinedError(Exception):
 def _compute(
     form: Form, parameters: Parameters, required: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the divergences, and the derivative by each parameter, None where `required` is False."""
+    """Return the divergences, and the derivative by each parameter; None if `required` is False for a parameter."""
     first = parameters[0]
     if not first.is_contiguous():
         first = torch.empty(first.shape, dtype=first.dtype, device="cpu")

@@ -7,7 +7,6 @@ The kernels compute in float64 if P or Q is in float64, else in float32. Sums ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -18,7 +17,7 @@ from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.native import library
 from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import Evaluation, Wanted, Weights
+from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights
 
 NAME = "native"
 SUMMARY = "C++ of this install; computes in float32 (float64 for float64 logits) and sums in float64"
@@ -106,12 +105,7 @@ def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> 
 
 
 def gradients_of_part(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    whole: Tensor,
-    weights: Weights,
-    results: Sequence[Tensor | None],
+    rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor, weights: Weights, results: Gradients
 ) -> None:
     """Write the gradients by the logits of some classes to `results`, in float64 or the logits' dtype. The result for
     one side may be that side's logits, or share memory with the other side's.

@@ -90,8 +90,8 @@ def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> 
 
 
 def kl_of_weights(p: Tensor, q: Tensor, tolerance: float) -> Tensor | None:
-    """Return KL between the normalized rows of `p` and `q`, in float64; None if the kernel does not support them
-    (derivatives, other dtypes), or a row is no distribution or its sum differs from 1 by more than `tolerance`.
+    """Return KL between the normalized rows of `p` and `q`, in float64. Return None if the kernel does not support them
+    (derivatives, other dtypes), if a row is not a distribution, or if its sum differs from 1 by more than `tolerance`.
     """
     if not (
         serves(p, q)

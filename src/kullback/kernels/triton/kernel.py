@@ -404,7 +404,7 @@ def row_kernel(
     )  # fmt: skip
     if FORM == TOTAL_VARIATION:  # noqa: SIM102 - Triton decides this while it compiles
         # Rounding might change the sign of q - p where p and q are largest. If the sum of q - p is not negligible
-        # compared to the sum of |q - p|, the sweep is repeated with log-ratios that make the sum 0.
+        # compared to the sum of |q - p|, the sweep is repeated. The new log-ratios make the sum 0.
         if tl.abs(sums[3]) > 1e-5 * sums[0]:
             low -= sums[3].to(tl.float32)
             sums, unit, state = _value_sweep(

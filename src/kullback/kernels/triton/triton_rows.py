@@ -23,7 +23,14 @@ from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import Evaluation, Wanted, Weights, define_first_derivative
+from kullback.kernels.row_operation import (
+    Evaluation,
+    Gradients,
+    Wanted,
+    Weights,
+    define_first_derivative,
+    define_operator,
+)
 from kullback.kernels.triton import available, triton_sums
 from kullback.kernels.triton.forms import Form, form_of
 
@@ -35,6 +42,10 @@ OPERATIONS = (
     "first derivatives",
 )
 DTYPES = available.DTYPES
+_SCHEMA = (
+    "triton_rows(Tensor p, Tensor q, Tensor? weights, int code, float[] numbers, float temperature, float scale, "
+    "Tensor(a!) values, Tensor(b!)? by_p, Tensor(c!)? by_q) -> ()"
+)
 # Rows of more classes get programs of 1024 threads. At 128,256 classes, the logits of one such row for each
 # multiprocessor of an H200 take 68 MB, and its cache has 50 MB. The number is not measured on a GPU.
 _LONG_ROW = 65_536
@@ -46,8 +57,8 @@ _EARLY = {Form.KL: (False, True), Form.REVERSE_KL: (True, False)}
 
 
 class Launch(NamedTuple):
-    """The number of warps, and of vectors in a tile: one for each thread. With fewer vectors, Triton would give one to
-    several threads, and one might load a logit that another has overwritten.
+    """The number of warps, and of vectors in a tile: one for each thread. With fewer vectors, Triton would give one
+    vector to several threads. A thread might then load a logit that another thread has overwritten.
     """
 
     warps: int
@@ -60,25 +71,10 @@ def missing() -> str | None:
     reason = available.missing()
     if reason is None:
         _kernel()
-        _define_operator()
-        triton_sums.define_operator()
+        for schema, launch in ((_SCHEMA, _launch), (triton_sums.SCHEMA, triton_sums.launch_cross_entropies)):
+            define_operator(schema, launch)
         define_first_derivative()
     return reason
-
-
-@cache
-def _define_operator() -> torch.library.Library:
-    """Define the operator for compiled graphs, and return its library, which the cache keeps. It writes all results to
-    arguments. Without an operator, torch.compile would pass Python's floats in float64, before torch 2.15.
-    """
-    library = torch.library.Library("kullback", "FRAGMENT")
-    library.define(
-        "triton_rows(Tensor p, Tensor q, Tensor? weights, int code, float[] numbers, float temperature, float scale, "
-        "Tensor(a!) values, Tensor(b!)? by_p, Tensor(c!)? by_q) -> ()"
-    )
-    library.impl("triton_rows", _launch, "CompositeExplicitAutograd")
-    torch.library.register_fake("kullback::triton_rows", lambda *_: None, lib=library)
-    return library
 
 
 def is_available() -> bool:
@@ -109,7 +105,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def serves_part(kind: Divergence, p: Tensor, q: Tensor) -> bool:
-    """Return whether `values_of_part` supports these rows. Powers may need a sweep in float64, which it lacks."""
+    """Return whether `values_of_part` supports these rows. It lacks the sweep in float64 that powers may need."""
     return serves(kind, p, q) and cast(Arguments, arguments_of(kind)).code <= DivergenceCode.MIXTURE
 
 
@@ -241,12 +237,7 @@ def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> 
 
 
 def gradients_of_part(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    whole: Tensor,
-    weights: Weights,
-    results: Sequence[Tensor | None],
+    rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor, weights: Weights, results: Gradients
 ) -> None:
     """Write the results of `native_rows.gradients_of_part` to `results`."""
     if not len(p):
@@ -284,7 +275,7 @@ def _program_of_part(rows: RowDivergence, p: Tensor, q: Tensor) -> Program:
 
 
 def launch_of(form: Form, classes: int, vector: int, lanes: int) -> Launch:
-    """Return the shape of a program for rows of so many classes, with `vector` classes in each load of a thread."""
+    """Return the shape of a program for rows of `classes` classes, with `vector` classes in each load of a thread."""
     vectors = 1 << (-(-classes // vector) - 1).bit_length()
     # A row in flight occupies the caches until its last sweep. If the rows are long, fewer and larger programs let more
     # of the logits stay there. Powers need more registers than the threads of a large program have.
@@ -300,7 +291,7 @@ def lanes_of(device: torch.device) -> int:
 
 
 def _is_shifted(tensors: Sequence[Tensor], vector: int) -> bool:
-    """Return whether all rows start at one offset from an aligned address, not always 0, so that tiles start there."""
+    """Return whether all rows start at the same offset from an aligned address, where tiles start, not always 0."""
     rows, columns = zip(*(x.stride() for x in tensors), strict=True)
     offsets = {stride % vector for stride in rows}
     is_aligned = all(x.data_ptr() % 16 == 0 for x in tensors)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -34,6 +33,10 @@ _MOST_WARPS = 4
 _MOST_SELECTED = 1024
 # Between these temperatures, both parts of log2(e) / T are positive normal numbers of float32.
 _TEMPERATURES = 1e-30, 1e30
+SCHEMA = (
+    "triton_cross_entropies(Tensor values, Tensor logits, Tensor classes, float soft, float hard, Tensor? weights, "
+    "float scale, Tensor(a!) mixed, Tensor(b!)? gradient) -> ()"
+)
 
 
 def serves(logits: Tensor, temperature: float = 1.0, selected: int = 0) -> bool:
@@ -94,8 +97,8 @@ class Exponentials(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The gradient's entries of some classes, which replace the kernel's, shape (rows, k). An entry is the number in
-    `values` plus all numbers of its class in `added`. A negative class is padding.
+    """The gradient's entries of some classes, shape (rows, k). They replace the kernel's results. An entry is the
+    number in `values` plus all numbers of its class in `added`. A negative class is padding.
     """
 
     classes: Tensor
@@ -163,25 +166,12 @@ def add_cross_entropies(
     """
     mixed = torch.empty_like(values)
     is_compiling = torch.compiler.is_compiling()
-    launch = torch.ops.kullback.triton_cross_entropies.default if is_compiling else _launch_cross_entropies
+    launch = torch.ops.kullback.triton_cross_entropies.default if is_compiling else launch_cross_entropies
     launch(values, logits, *labels, weights, scale, mixed, gradient)
     return mixed
 
 
-@cache
-def define_operator() -> torch.library.Library:
-    """Define `add_cross_entropies` for compiled graphs, and return the library, which the cache keeps."""
-    library = torch.library.Library("kullback", "FRAGMENT")
-    library.define(
-        "triton_cross_entropies(Tensor values, Tensor logits, Tensor classes, float soft, float hard, Tensor? weights, "
-        "float scale, Tensor(a!) mixed, Tensor(b!)? gradient) -> ()"
-    )
-    library.impl("triton_cross_entropies", _launch_cross_entropies, "CompositeExplicitAutograd")
-    torch.library.register_fake("kullback::triton_cross_entropies", lambda *_: None, lib=library)
-    return library
-
-
-def _launch_cross_entropies(
+def launch_cross_entropies(
     values: Tensor,
     logits: Tensor,
     classes: Tensor,
@@ -192,6 +182,7 @@ def _launch_cross_entropies(
     mixed: Tensor,
     gradient: Tensor | None,
 ) -> None:
+    """Do what `add_cross_entropies` does; write the values to `mixed`."""
     labels, classes = HardLabels(classes, soft, hard), classes.unsqueeze(-1)
     peak, total = log_sums(logits, 1.0, classes).unbind(-1)
     sums = LabelSums.of(subtractable(peak), total, upcast(logits.gather(-1, classes)).squeeze(-1))

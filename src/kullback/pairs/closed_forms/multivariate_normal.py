@@ -55,8 +55,8 @@ from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
 # If there are at least _MANY dimensions, a covariance W W^T + D is not computed as a matrix.
 _MANY = 64
-# Variances in D below _LEAST or above 1 / _LEAST may have lost digits when standard deviations were squared, so KL is
-# then computed from Cholesky factors.
+# If variances in D are below _LEAST or above 1 / _LEAST, KL is computed from Cholesky factors. Squaring the standard
+# deviations may have lost digits of such variances.
 _LEAST = 1e-290
 # If KL of the covariances is below _NEAR, KL is computed from the difference of the covariances. With four nodes, the
 # integral in `_from_difference` then has thirteen correct digits.

@@ -164,8 +164,8 @@ class Tail(NamedTuple):
 
     Here u is |x| at an infinite end, and 1 / distance at a finite end. The variable y is the logarithm of u taken
     `level` times: u, log u and log log u at the levels 0, 1 and 2, and e^u at level -1. Tails u^-a have level 1,
-    and tails e^(-a u) have level 0. A map of x such as exp adds the same number to all levels, so that the comparison
-    of two tails does not depend on the map. Unknown fields are NaN.
+    and tails e^(-a u) have level 0. A map of x such as exp adds the same number to all levels. So the comparison of two
+    tails does not depend on the map. Unknown fields are NaN.
     """
 
     level: Tensor | float = math.nan

@@ -495,8 +495,8 @@ def _distribution_function(
 ) -> Increasing:
     """Return the distribution function of a standard distribution that is symmetric about 0.
 
-    `log_mass` is the logarithm of the mass below y, `quantile` is the quantile of a mass of at most 1/2, from the
-    logarithm of the mass, and `growth` says how the function changes a tail at either end.
+    `log_mass` is the logarithm of the mass below y. `quantile` is the quantile of a mass of at most 1/2, from the
+    logarithm of the mass. `growth` is the change of a tail by the function, at either end.
     """
 
     def inverse(log_below: Tensor, log_above: Tensor) -> Tensor:

@@ -15,16 +15,24 @@ from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.families import (
     beta as beta,
     categorical as categorical,
+    cauchy as cauchy,
+    continuous_bernoulli as continuous_bernoulli,
+    dirichlet as dirichlet,
+    fisher_snedecor as fisher_snedecor,
     gamma as gamma,
+    generalized_pareto as generalized_pareto,
     gumbel as gumbel,
+    kumaraswamy as kumaraswamy,
     laplace as laplace,
     normal as normal,
     pareto as pareto,
+    poisson as poisson,
     relaxed as relaxed,
     student_t as student_t,
     trials as trials,
     uniform as uniform,
     von_mises as von_mises,
+    weibull as weibull,
 )
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import CHOICE, POSITIVE, REAL, UNIT, Family, Means, ScipyForm

@@ -19,8 +19,8 @@ from kullback.common.special import expm1mx, log1pmx, log_ratio, polynomial
 from kullback.pairs.densities.density import LocationScaleDensity, Points, Tail
 from kullback.pairs.densities.mapped import SIGMOID, SigmoidDensity
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.families.trials import Probabilities, log_ratios, probabilities_of
 from kullback.pairs.family import Family
+from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
 from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
 

@@ -1,143 +1,34 @@
-"""The Poisson family, and the Bernoulli, Binomial, Geometric and NegativeBinomial families, which count outcomes.
+"""The Bernoulli, Binomial, Geometric and NegativeBinomial families, which count the outcomes of repeated trials.
 
-For repeated trials, KL is a multiple of the sum of p log(p / q) - p + q over the two outcomes of a single trial, whose
-probabilities come from the probs or logits that the user passed. No term is negative.
+KL is a multiple of the sum of p log(p / q) - p + q over the two outcomes of a single trial. No term is negative.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Binomial, Geometric, NegativeBinomial, Poisson
-from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    HALF_LOG_2PI,
-    LARGEST_EXPONENT,
-    expm1mx,
-    itakura_saito,
-    log_ratio,
-    polynomial,
-    safe_log,
-)
+from kullback.common.special import HALF_LOG_2PI, expm1mx, itakura_saito, polynomial
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, Points, Tail
 from kullback.pairs.densities.integer import IntegerDensity, deviance, last_integer, log_power, stirling_error
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import CHOICE, POSITIVE, UNIT, Family, ScipyForm, match_of_mean
-from kullback.pairs.numerics.parameters import all_equal, given_logits, is_differentiated
+from kullback.pairs.numerics.bernoulli import (
+    Probabilities,
+    generalized_kl,
+    generalized_kl_of,
+    log_ratios,
+    probabilities_of,
+    rate_of,
+)
+from kullback.pairs.numerics.parameters import all_equal, is_differentiated
 from kullback.pairs.registry import closed_form
-from kullback.pairs.renyi import mixed, renyi_form
-
-# If two logits differ by less than _CLOSE, the log-ratios are computed from the difference, without cancellation.
-_CLOSE = 1.0
-# If |log(p / q)| is below _NEAR, p log(p / q) - p + q is computed as p times a function of the log-ratio. Otherwise the
-# sum is at least 4 % of its summands, so at most two digits cancel.
-_NEAR = 0.3
-# Numbers below _LEAST are multiplied by _UNIT, because their products with small factors would be subnormal floats.
-_LEAST, _UNIT = 2.0**-960, 2.0**900
-
-
-def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x, with derivative 0 where the mask `edge` is true.
-
-    The mask selects parameters at an end of their range, where KL may have an infinite derivative.
-    """
-    return torch.where(edge, x.detach(), x)
-
-
-class Probabilities(NamedTuple):
-    """The probabilities of success and failure, their logarithms, and the logits if the user passed logits."""
-
-    success: Tensor
-    failure: Tensor
-    log_success: Tensor
-    log_failure: Tensor
-    logits: Tensor | None
-
-
-def probabilities_of(distribution: Any) -> Probabilities:
-    """Return the probabilities of a distribution with probs and logits, such as a Bernoulli or Geometric."""
-    if given_logits(distribution):
-        logits = upcast(distribution.logits)
-        success, failure = logsigmoid(logits), logsigmoid(-logits)
-        # Where torch.sigmoid rounds to 1, its derivative is 0, but the derivative of exp(logsigmoid) is not 0.
-        return Probabilities(torch.exp(success), torch.exp(failure), success, failure, logits)
-    success = upcast(distribution.probs)
-    success = stop_gradient_where((success == 0) | (success == 1), success)
-    certain = success == 1
-    log_failure = torch.where(certain, -torch.inf, torch.log1p(-torch.where(certain, 0, success)))
-    return Probabilities(success, 1 - success, safe_log(success), log_failure, None)
-
-
-def rate_of(distribution: Poisson) -> Tensor:
-    """Return the rate of a Poisson distribution; a rate of 0 has derivative 0."""
-    rate = upcast(distribution.rate)
-    return stop_gradient_where(rate == 0, rate)
-
-
-def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
-    """Return log(p / q) for the probabilities of success, and log(p / q) for the probabilities of failure.
-
-    Where p or q is 0, the log-ratio is 0.
-
-    The log-ratios of nearly equal probabilities have full precision. If the logits differ by d, the ratio p / q of the
-    probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). If the user passed probabilities, p / q is
-    computed as 1 + (p - q) / q.
-    """
-    success = _difference(p.log_success, q.log_success)
-    failure = _difference(p.log_failure, q.log_failure)
-    if p.logits is not None and q.logits is not None:
-        both = p.logits.isfinite() & q.logits.isfinite()
-        d = torch.where(both, p.logits, 0) - torch.where(both, q.logits, 0)
-        near = both & (d.abs() < _CLOSE)
-        d = torch.where(near, d, 0)
-        success = torch.where(near, -torch.log1p(q.failure * torch.expm1(-d)), success)
-        failure = torch.where(near, -torch.log1p(q.success * torch.expm1(d)), failure)
-    elif p.logits is None and q.logits is None:
-        d = p.success - q.success
-        success = _log_one_plus_quotient(d, q.success, success)
-        failure = _log_one_plus_quotient(-d, q.failure, failure)
-    return success, failure
-
-
-def _difference(log_p: Tensor, log_q: Tensor) -> Tensor:
-    empty = (log_p == -torch.inf) | (log_q == -torch.inf)
-    return torch.where(empty, 0, log_p) - torch.where(empty, 0, log_q)
-
-
-def _log_one_plus_quotient(d: Tensor, base: Tensor, far: Tensor) -> Tensor:
-    near = (d.abs() <= base / 2) & (base > 0)
-    return torch.where(near, torch.log1p(torch.where(near, d, 0) / torch.where(near, base, 1)), far)
-
-
-def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return p log(p / q) - p + q, the non-negative term of the generalized KL divergence of unnormalized measures.
-
-    `log_ratio` is log(p / q), or 0 where p is 0.
-    """
-    near = (log_ratio.abs() < _NEAR) & (p > 0)
-    close = p * expm1mx(-torch.where(near, log_ratio, 0))
-    return torch.where(near, close, q - p + p * log_ratio)
-
-
-def generalized_kl_of(p: Tensor, q: Tensor) -> Tensor:
-    """Return `generalized_kl` of rates or probabilities p and q.
-
-    If p and q are multiplied by a factor, the result is multiplied by the same factor, and its derivatives do not
-    change. So p and q below _LEAST are multiplied by _UNIT, and the result is divided by _UNIT.
-    """
-    tiny = (p < _LEAST) & (q < _LEAST)
-    p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))
-    empty = (p == 0) | (q == 0)
-    value = generalized_kl(p, q, log_ratio(torch.where(empty, 1, p), torch.where(empty, 1, q)))
-    fixed = value.detach()
-    return torch.where(tiny, fixed / _UNIT + (value - fixed), value)
 
 
 def _log_split(a: Tensor, b: Tensor, trials: _Trials) -> Tensor:
@@ -249,7 +140,9 @@ class GeometricDensity(IntegerDensity):
 
 # _ENTROPY_SERIES are the coefficients in (1 - p) log(1 - p) + p = p^2 (1/2 + p/6 + p^2/12 + ...).
 _ENTROPY_SERIES = [1.0 / ((k + 1) * (k + 2)) for k in range(30)]
-# If both probabilities of success are below _TINY, KL of Geometric distributions is computed from their ratio.
+# _LOG_HUGE is the largest exponent of exp without overflow. If both probabilities of success are below _TINY, KL of
+# Geometric distributions is computed from the ratio of the probabilities.
+_LOG_HUGE = 709.0
 _TINY = 1e-30
 _EVEN = (0.5, 0.5, -math.log(2), -math.log(2))  # `Probabilities` of a fair coin
 
@@ -320,14 +213,18 @@ def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinom
 def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
     """Return KL of the number of trials until an outcome occurs, called the last outcome.
 
-    The result is KL of one trial divided by P's probability of the last outcome. `last` and `others` are log(p / q) of
-    the last and of the other outcome. `log_odds` and `log_odds_of_q` are the logarithms of P(other) / P(last) and of
-    Q(other) / P(last).
+    The result is KL of one trial divided by P's probability of the last outcome.
+
+    Arguments:
+        last: log(p / q) of the last outcome.
+        others: log(p / q) of the other outcome.
+        log_odds: log(P(other outcome) / P(last outcome)).
+        log_odds_of_q: log(Q(other outcome) / P(last outcome)).
     """
     # The term of the other outcome is proportional to the odds, which may overflow although the term is finite. So the
     # odds are divided by e^beyond, and the term is multiplied by e^beyond.
-    beyond = (log_odds - LARGEST_EXPONENT).clamp(0, 100)
-    odds, odds_of_q = (torch.exp((x - beyond).clamp(max=LARGEST_EXPONENT)) for x in (log_odds, log_odds_of_q))
+    beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
+    odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
 
 
@@ -374,63 +271,4 @@ register_family(Family(
     is_full=False,
     scipy=[ScipyForm("nbinom", lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)))],
     match=match_of_mean("probs", lambda mean, start: mean / (start["total_count"] + mean)),
-))  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PoissonDensity(IntegerDensity):
-    """The probability rate^x e^-rate / x!."""
-
-    rate: Tensor
-
-    @property
-    def high(self) -> Tensor | None:
-        return last_integer(self.rate == 0, self.rate)
-
-    def log_density(self, at: Points) -> Tensor:
-        x = at.x
-        inner = (x > 0) & (self.rate > 0)
-        a, rate = torch.where(inner, x, 1), torch.where(inner, self.rate, 1)
-        exponent = -stirling_error(a) - deviance(a, rate, torch.log(rate))
-        at_zero = torch.where(x == 0, -self.rate, -torch.inf)
-        return torch.where(inner, exponent - torch.log(a) / 2 - HALF_LOG_2PI, at_zero)
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self.rate, torch.sqrt(self.rate)
-
-    def upper_tail(self) -> Tail:
-        return Tail(0.0, 1.0, math.inf)  # the tail falls faster than any exponential
-
-
-@closed_form(Poisson, Poisson, native=ElementForm.POISSON)
-def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
-    """Return a log(a / b) - a + b for the rates a of P and b of Q."""
-    a, b = rate_of(p), rate_of(q)
-    return generalized_kl_of(a, b)
-
-
-@renyi_form(Poisson)
-def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence from KL(R || P) and KL(R || Q) for the Poisson distribution R (see `mixed`).
-
-    R has the rate m_P^alpha m_Q^(1 - alpha), where m_P and m_Q are the rates of P and Q. If a rate is 0, the result is
-    the limit of the formula. For orders alpha below 1, this limit is m_Q + alpha / (1 - alpha) m_P. For orders above 1,
-    the limit is m_Q if m_P is 0, and +inf otherwise.
-    """
-    rate_p, rate_q = upcast(p.rate), upcast(q.rate)
-    empty = (rate_p == 0) | (rate_q == 0)
-    mean_p, mean_q = torch.where(empty, 1, rate_p), torch.where(empty, 1, rate_q)
-    d = log_ratio(mean_p, mean_q)
-    finite = torch.log(mean_p) - rest * d < LARGEST_EXPONENT
-    d = torch.where(finite, d, 0)
-    half = torch.exp(-rest / 2 * d)
-    mean = mean_p * half * half
-    to_p, to_q = generalized_kl(mean, mean_p, -rest * d), generalized_kl(mean, mean_q, alpha * d)
-    limit = rate_q + (alpha / rest * rate_p if alpha < 1 else torch.where(rate_p > 0, torch.inf, 0))
-    return torch.where(empty, limit, mixed(to_p, to_q, finite, alpha, rest))
-
-
-register_family(Family(
-    Poisson, "rate", lambda d: PoissonDensity(rate_of(d)), POSITIVE, is_full="rate",
-    scipy=[ScipyForm("poisson", Poisson)], match=match_of_mean("rate", lambda mean, _: mean),
 ))  # fmt: skip

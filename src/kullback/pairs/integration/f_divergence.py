@@ -75,8 +75,9 @@ def _integral(
     """Return the divergence of the masses at the nodes, with its gradient.
 
     `log_masses` returns the logarithms of the masses of two densities at the nodes, shape (..., nodes). From these,
-    `error` returns the error of the sum of terms, and `second_order` a 0 whose second derivatives are the contributions
-    of corners, which the sum over the nodes lacks. `diverges` is a mask of the elements with an infinite divergence.
+    `error` returns the error of the sum of terms. `second_order` returns a 0 whose second derivatives are the
+    contributions of corners. The sum over the nodes lacks these contributions. `diverges` is a mask of the elements
+    with an infinite divergence.
     """
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)

@@ -5,8 +5,8 @@ map from v to t is nearly linear near the center, and grows fast enough to reach
 the part where the integrand is not negligible, and are cut where the densities have peaks.
 
 A break is a corner or a jump of an integrand. If its position depends on the parameters, it contributes to derivatives.
-The derivatives of an integral are the derivatives of the sum over the nodes. In a panel next to a jump, the position of
-the jump determines the edge, the nodes and the weights of the panel, so they have derivatives. All other nodes are
+The derivatives of an integral are the derivatives of the sum over the nodes. In a panel next to a jump, the edge, the
+nodes and the weights depend on the position of the jump. So they have derivatives. All other nodes are
 constants. A corner does not contribute to the first derivatives. The corner's contribution to the second derivative is
 the change of the integrand's slope at the corner times the square of the derivative of the corner's position.
 """
@@ -277,7 +277,7 @@ _STEP_SIZES = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
 # value at x, and h times the slope at x. The extrapolation is exact for polynomials of degree 4.
 _FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
 _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
-# The absolute values of _FOR_SLOPE add up to 56, and each value has a relative rounding error near eps, so _ROUNDING
+# The absolute values of _FOR_SLOPE add up to 56, and each value has a relative rounding error near eps. So _ROUNDING
 # bounds the sum of the errors.
 _ROUNDING = 60 * torch.finfo(torch.float64).eps
 # A break is a jump if the relative change of the log-density exceeds _JUMP; otherwise the break is a corner. In

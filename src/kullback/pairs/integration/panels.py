@@ -37,8 +37,8 @@ class Rule(NamedTuple):
     """Returns the `Places` of all left halves and then of all right halves, from places and priorities."""
 
 
-# `Places` are two tensors of shape (..., panels): the lower and upper edges of panels of the real line, or the first
-# integers and the kinds of panels of integers (see summation.py).
+# `Places` are two tensors of shape (..., panels). For panels of the real line, they are the lower and upper edges; for
+# panels of integers, the first integers and the kinds (see summation.py).
 Places = tuple[Tensor, Tensor]
 # `Integrands` is a function of `Places` that returns columns: the integrals over each panel, the errors of these
 # integrals, and numbers for the judge.

@@ -208,7 +208,7 @@ def _drawn(p: Distribution, count: int) -> _Draws:
 def _with_right_draws(p: Distribution) -> Distribution:
     """Return P; for LKJCholesky, return a corrected copy, because torch's draws do not follow the density.
 
-    Without the diagonal, the squared norm of row i of the factor should have the distribution Beta(i / 2, ...), but
+    Without the diagonal, the squared norm of row i of the factor should have the distribution Beta(i / 2, ...). But
     torch uses Beta(i - 1 / 2, ...).
     Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
     """

@@ -1,6 +1,6 @@
 r"""Cholesky factors L of P's covariance L L^T and K of Q's covariance K K^T, and the relative factor M = K^-1 L.
 
-M is lower triangular. The divergence of the covariances is a function of this sum of terms that are not negative:
+M is lower triangular. This sum of non-negative terms determines the divergence of the covariances:
 tr(M M^T) - d - log det(M M^T) = sum_i (m_ii^2 - 1 - log m_ii^2) + sum_{i > j} m_ij^2.
 If P and Q are close, M is computed from the difference of the matrices that the user passed.
 

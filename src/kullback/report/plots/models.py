@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kullback.common.formats import byte_unit, level_of
-from kullback.models import Candidate, ModelComparison
 from kullback.report.document import Plot
 from kullback.report.plots.ladder import draw_ladder
 from kullback.report.plots.points import Point, draw_interval
@@ -13,6 +12,8 @@ from kullback.report.plots.svg import FIRST, is_drawable, make_logarithmic, plai
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from kullback.models import Candidate, ModelComparison
 
 LONGEST_NAME = 18
 

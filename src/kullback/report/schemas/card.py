@@ -8,7 +8,8 @@ The document is one object with ``"schema": "kullback.card/1"``. Unknown values 
   little-endian integers of 32 bits), ``tokens``, ``scored``, ``windows``, ``context`` (integers), ``score``.
 * ``intervals``: ``confidence``, ``bootstrap`` (draws), ``seed``, ``unit`` (``"window"`` or ``"document"``).
 * ``reference``: ``file``, ``bytes``, ``sha256``, ``top``, ``tail_draws``, ``seed``, ``created_by``.
-* ``candidates``: objects ``name``, ``kl_pq`` (in nats: ``mean``, ``standard_error``, ``interval``, ``reason``),
+* ``candidates``: objects ``name``, ``weights_sha256`` (as of ``base``), ``kl_pq`` (in nats: ``mean``,
+  ``standard_error``, ``interval``, ``reason``),
   ``known`` (as in `kullback.report.schemas.models`), ``repeatable`` (boolean: whether the reference can take the place
   of the base), ``badge`` (a file), ``gates`` (``"passed"``, ``"failed"``, ``"unclear"``, or null without limits).
 * ``versions``: the versions of packages and of Python, and ``platform``.
@@ -104,6 +105,7 @@ def fields(
         "candidates": [
             {
                 "name": each.model.name,
+                "weights_sha256": each.weights_sha256,
                 "kl_pq": _mean(each.comparison.divergences["kl_pq"]),
                 "known": each.known,
                 **of_candidates[each.model.name],

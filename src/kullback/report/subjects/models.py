@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from kullback.common.formats import (
     Unit,
+    bit_count,
     byte_count,
     count,
     counted,
@@ -167,9 +168,10 @@ def _brief(result: ModelComparison) -> Brief:
     else:
         size = f"{counted(len(result.candidates), 'candidate')} against {result.base.name}: {tokens}"
         blocks = [_brief_scoreboard(result)]
-    blocks += result.repeats[:1]
+    warnings = warnings_of(_notes(result))
+    blocks += [each for each in result.repeats if each not in warnings][:1]
     blocks += brief_remarks(best.comparison)
-    blocks += warnings_of(_notes(result))
+    blocks += warnings
     blocks += until_sure(result)
     if hidden := _hidden(result):
         blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
@@ -191,7 +193,7 @@ def _brief_scoreboard(result: ModelComparison) -> Table:
     """Return a table of the closest candidates, with all divergences in one unit."""
     candidates = result.candidates[:WORST_IN_BRIEF]
     divergences = [each.comparison.divergences[KL_PQ] for each in candidates]
-    unit = Unit.of(divergences[0].mean)
+    unit = Unit.of(next((kl.mean for kl in divergences if kl.mean), 0.0))
     means = unit.write([kl.mean for kl in divergences])
     ends = unit.write([end for kl in divergences for end in kl.ends])
     rows = [
@@ -322,8 +324,10 @@ def _frame(result: ModelComparison) -> Frame:
 
 def _scoreboard(result: ModelComparison) -> Table:
     """Return the table of the base and the candidates, the best candidate first."""
-    first = result.candidates[0].comparison.labels
-    base = "" if first is None else number(first.perplexity_p.mean)
+    labels_of = [each.comparison.labels for each in result.candidates]
+    bases = {"" if labels is None else number(labels.perplexity_p.mean) for labels in labels_of}
+    # The base's perplexity depends on the candidate if candidates share other classes with it, or were read less far.
+    base = bases.pop() if len(bases) == 1 else ""
     rows = [[f"{result.base.name} (base)", "", "", base, "", "", "", "", *_size_and_bits(result.base)]]
     for candidate in result.candidates:
         comparison, labels = candidate.comparison, candidate.comparison.labels
@@ -401,7 +405,7 @@ def _certain(result: ModelComparison) -> list[str]:
 
 def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     bits = info.bits_per_weight
-    return byte_count(info.file_bytes), "" if bits is None else f"{bits:.2f}"
+    return byte_count(info.file_bytes), "" if bits is None else bit_count(bits)
 
 
 def _outcome(result: ModelComparison) -> str:
@@ -475,7 +479,7 @@ def _differences(
 ) -> list[str]:
     """Return a sentence on the mean KL of each two adjacent candidates: the difference, and whether it is clear.
 
-    `apart` says for each two candidates whether their own intervals show the order.
+    `apart` is True for two candidates if their own intervals show the order.
     """
     sentences: list[str] = []
     for (a, b), mean, is_apart in zip(pairwise(candidates), means, apart, strict=True):
@@ -535,8 +539,18 @@ def _reason(result: ModelComparison) -> str:
 
 
 def _notes(result: ModelComparison) -> list[str]:
-    """Return the notes of the comparison and of every candidate, without duplicates."""
-    every = [note for candidate in result.candidates for note in candidate.comparison.notes]
+    """Return the notes of the comparison and of every candidate, without duplicates.
+
+    A note that does not hold for every candidate begins with the names of its candidates.
+    """
+    names_of: dict[str, list[str]] = {}
+    for candidate in result.candidates:
+        for note in dict.fromkeys(candidate.comparison.notes):
+            names_of.setdefault(note, []).append(candidate.model.name)
+    every = (
+        note if len(names) == len(result.candidates) else f"{', '.join(names)}: {note.removeprefix('Q: ')}"
+        for note, names in names_of.items()
+    )
     return list(dict.fromkeys([*result.notes, *every]))
 
 
@@ -555,7 +569,8 @@ def until_sure(result: ModelComparison) -> list[str]:
     if spared:
         first += " Windows are numbered in this order."
     if run.is_decided and spared:
-        first += f" {counted(spared, run.unit)} ({min(99, round(100 * spared / run.units))} %) were spared."
+        were = "was" if spared == 1 else "were"
+        first += f" {counted(spared, run.unit)} ({min(99, round(100 * spared / run.units))} %) {were} spared."
     elif spared:
         first += f" A run with more {units} (--windows) may decide it; with --resume, it continues this one."
     infinite = {

@@ -205,15 +205,13 @@ def brief_remarks(comparison: Comparison) -> list[str]:
         return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
     if not comparison.unseen:
         return []
-    return [
-        f"Up to {percent(comparison.unseen)} of all rows may be of unseen kinds; the interval excludes them."
-    ]
+    share = f"{percent(comparison.unseen)} of all {comparison.units}"
+    return [f"Up to {share} may be of unseen kinds; the interval excludes them."]
 
 
 def warnings_of(notes: Iterable[str]) -> list[str]:
     """Return the remarks of sources that their authors made warnings, as in `kullback.io.RowStream.caveats`."""
-    sides = tuple(f"{side}: {WARNING}" for side in ("P", "Q", "P and Q"))
-    return [note for note in notes if note.startswith(sides)]
+    return [note for note in notes if f": {WARNING}" in note]
 
 
 def brief_groups(comparison: Comparison, candidate: str | None = None) -> Table:
@@ -572,8 +570,9 @@ def unseen(comparison: Comparison) -> str:
     """Return a sentence about unseen kinds of rows, which the interval leaves out; empty if there are none."""
     if not comparison.unseen:
         return ""
-    share = percent(comparison.unseen)
-    return f"Kinds of rows that these data lack may be up to {share} of all rows; the interval does not include them."
+    units, share = comparison.units, percent(comparison.unseen)
+    kinds = f"Kinds of {units} that these data lack may be up to {share} of all {units}"
+    return f"{kinds}; the interval does not include them."
 
 
 def tone_of(comparison: Comparison) -> Tone:

@@ -494,12 +494,7 @@ def _named(form: str, name: str | None) -> str:
 
 @dataclass(frozen=True)
 class Batches(Shown):
-    """Comparisons of several batches with one reference, and the verdicts of the gates.
-
-    Attributes:
-        comparisons: the comparison of each batch; ``q_name`` is the name of the batch.
-        verdicts: the verdicts for each batch.
-    """
+    """Comparisons of several batches, each the ``q_name``, with one reference, and the verdicts for each batch."""
 
     comparisons: tuple[TableComparison, ...]
     verdicts: tuple[tuple[Verdict, ...], ...]

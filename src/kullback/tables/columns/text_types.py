@@ -1,8 +1,8 @@
-"""The type of a column, as its values tell: identifiers; and for strings categories, text, numbers, dates or times.
+"""The type of a column, by its values: identifiers; and for strings categories, text, numbers, dates or times.
 
-`identifies` recognizes identifiers: nearly every row has its own value, and the values are no amounts and no dates.
+`identifies` recognizes identifiers: nearly every row has its own value, and the values are neither amounts nor dates.
 `is_text` distinguishes text from categories. `ways_to_read` returns the columns of strings that are numbers or dates:
-at least 90 % of each side's texts are numbers or dates that are written in one way.
+at least 90 % of each side's texts are numbers or dates in one format.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Side(NamedTuple):
 def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
     """Return, for each side, the text columns to read as numbers or dates, and the format of each column's values.
 
-    Only columns that the first side has are read. Profiles of rows with weights do not show the numbers of rows.
+    Only columns of the first side are read. Profiles of rows with weights do not show the numbers of rows.
     """
     texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
     read: list[Mapping[str, Evidence]] = []
@@ -324,7 +324,7 @@ def _divided(way: Written, rival: Written, side: Evidence) -> bool:
 
 
 def _separators(way: Written, sides: Sequence[Evidence]) -> str:
-    """Return the separators of thousands; without doubtful ones if some texts have the other decimal separator."""
+    """Return the separators of thousands; only certain ones if some texts have the other decimal separator."""
     rival = way._replace(form="," if way.form == "." else ".")
     doubtful = any(side.get(("only", rival, way)) for side in sides)
     kind = "separates surely" if doubtful else "separates"

@@ -33,8 +33,8 @@ DECIMAL_DIGITS = 18  # decimal integers with at most this many digits fit into 6
 class Field:
     """A column of a table that is not counted yet.
 
-    `column_type` is None if columns of this type cannot be profiled, for the given reason. `zoned` says whether
-    timestamps have a time zone; it is None for dates and for all other types.
+    `column_type` is None if columns of this type cannot be profiled, for the given reason. `zoned` is True if
+    timestamps have a time zone, and None for dates and for all other types.
     """
 
     name: str

@@ -177,8 +177,9 @@ def _numbers(texts: Any, way: Written) -> Floats:
 class Dates(NamedTuple):
     """The microseconds since 1970 of the dates that texts contain, in UTC if a text has a time zone.
 
-    `right` says which texts are dates, and `shaped` which have the shape of a date, including impossible dates and
-    unknown names of months. `marks` has the character between the parts of each date, as an Arrow array.
+    `right` masks the texts that are dates, and `shaped` the texts that look like dates, including impossible dates and
+    unknown names of months. `marks` has the character between the parts of each date, as an Arrow
+    array.
     """
 
     microseconds: Integers

@@ -63,7 +63,7 @@ MOST_MISSING = 3.0
 class BinStatistics:
     """The divergences, the p-value of the test, and each bin's term of KL(P || Q).
 
-    `open_limits` says which limits are open, because the confidence is too far in the tail for simulated draws.
+    The limits in `open_limits` are open, because the confidence is too far in the tail for simulated draws.
     """
 
     kl_pq: Value[float | None]
@@ -380,7 +380,7 @@ def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
 class _Divergence:
     """A divergence and its gradients with respect to p and q, a function of p and q of shape (..., K).
 
-    `curvature` is the second derivative of the divergence at p = q, relative to that of KL.
+    `curvature` is the second derivative of the divergence at p = q, divided by the second derivative of KL.
     """
 
     at: Callable[[Floats, Floats], tuple[Any, Floats, Floats]]

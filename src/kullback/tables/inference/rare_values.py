@@ -64,7 +64,7 @@ class RareValues:
 def rare_values(a: Floats, b: Floats, sizes: tuple[float, float], random: np.random.Generator) -> RareValues:
     """Place each row of a rare value in a group that depends on all other rows.
 
-    The numbers of rows of P and of Q with each value are a and b, and those of all rows `sizes`.
+    `a` and `b` are the numbers of rows of P and of Q with each value, and `sizes` the numbers of all rows.
     """
     p_value = sparse_test(a, b, random)
     base = b.max(initial=0) + 1  # the numbers of rows are whole, so the products below are exact

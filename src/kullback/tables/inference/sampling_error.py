@@ -79,7 +79,7 @@ class IndependentRows(ProportionErrors):
 class _ErrorRows(ProportionErrors):
     """The sampling errors of sums over independent units, from the contribution of each unit to the errors of p and q.
 
-    The contributions to the errors of p and of q have the shape (rows, K). One row may stand for k equal contributions
+    The contributions to the errors of p and of q have the shape (rows, K). One row may represent k equal contributions
     of the `units` if it is multiplied by the square root of k.
     """
 

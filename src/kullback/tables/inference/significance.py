@@ -72,7 +72,7 @@ def g_test(
     other clusters, it comes from the F distribution, with the statistic divided by its design effect.
 
     The weights a of P and b of Q in the bins are not both 0. `clusters` has P's and Q's weights by cluster and bin.
-    `permute` says whether permutations of the clusters may be used, because the bins do not depend on them.
+    If `permute`, permutations of the clusters may be used, because the bins do not depend on them.
 
     References:
         Improved likelihood ratio tests for complete contingency tables (Williams, 1976)
