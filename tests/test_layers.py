@@ -60,7 +60,7 @@ LAYERS = {
     ),
     "kullback.estimators": (
         {"draws"},
-        {"evidence", "sample_checks"},
+        {"evidence"},
         {
             "dependence",
             "permutations",
@@ -68,7 +68,7 @@ LAYERS = {
             "surfaces",
             "tails",
         },
-        {"lattice", "logistic"},
+        {"logistic"},
         {"knn"},
         {"discrete", "variational"},
         {"known_categories"},

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -53,7 +54,7 @@ from kullback.nn import KLRegularizer, kl_per_dimension
 from kullback.parallel import workers
 from kullback.tables import Profile
 from kullback.tables.engines.engine import TableCounter
-from kullback.tables.engines.worker_tables import _packed_error, merged
+from kullback.tables.engines.worker_tables import _packed, merged
 from tests.message_readers import plain_raises, readers_in
 from tests.refusals import parts, refused
 
@@ -378,7 +379,7 @@ def test_a_partition_of_a_table_returns_the_same_parts() -> None:
     for call in (lambda: Logits([float("nan")]), lambda: compare_tables(table, table, ["b"])):
         error = error_of(call)
         with pytest.raises(ArgumentValueError) as caught:
-            merged([_packed_error(error)], TableCounter())
+            merged([_packed(Mock(side_effect=error))], TableCounter())
         assert (parts(caught.value), caught.value.remedy) == (parts(error), dict(error.remedy))
 
 

@@ -128,7 +128,6 @@ def subject_of(
 
 
 def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject]:
-    """Return the subjects that a side may be."""
     if isinstance(side, str | os.PathLike):
         return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
     if hasattr(

@@ -225,7 +225,6 @@ def _entropy(call: str, d: object) -> Tensor:
 
 
 def _no_entropy(call: str, d: object) -> NoRuleError:
-    """Return the error for a distribution whose entropy is not known."""
     instead = "Counts(x.bincount()) for samples of categories"
     if isinstance(d, ScipyDensity):
         instead = "p.entropy() of SciPy"

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from kullback import Estimate, Samples, estimate, kl_estimate
 from kullback.estimators import coverage_adjusted, histogram
 from kullback.estimators.draws import Draws
-from kullback.estimators.lattice import common_step, prefers_values, spread
+from kullback.estimators.histogram import common_step, prefers_values, spread
 
 
 def rounded_normal_kl(sd: float, shift: float) -> float:

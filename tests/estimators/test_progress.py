@@ -25,7 +25,7 @@ MODULES = (
     "estimators.knn.search",
     "pairs.univariate",
     "fitting.em",
-    "fitting.method_answer",
+    "fitting.fit_result",
 )
 
 

@@ -3,21 +3,20 @@
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
 from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
+    bias_corrected,
     coverage_adjusted,
     dirichlet,
     miller_madow,
     plugin,
     zhang_grabchak,
 )
-from kullback.estimators.discrete.kinds import bias_corrected
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence
 from kullback.estimators.histogram import histogram
 from kullback.estimators.importance import log_ratio
 from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
-from kullback.estimators.registry import register_estimator
-from kullback.estimators.sample_checks import EstimateWarning
+from kullback.estimators.registry import EstimateWarning, register_estimator
 from kullback.estimators.two_sample_test import TwoSampleTest, two_sample_test
 from kullback.estimators.variational import variational_bound, variational_estimate
 

@@ -14,20 +14,17 @@ from torch.distributions import Categorical, Distribution
 
 from kullback.common.inputs import first_of, is_integer
 from kullback.common.labels import Labels, same_labels
-from kullback.errors import (
-    ArgumentValueError,
-    NoRuleError,
-    explain,
-    in_the_name_of,
-    invalid_value,
-    safe_repr,
-)
+from kullback.errors import ArgumentValueError, in_the_name_of, invalid_value, no_rule, safe_repr
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
-from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, share_of_repeated
+from kullback.estimators.density_ratio.classifiers import LEAST_SHARE, share_of_repeated
 from kullback.estimators.dependence import Grouped, Shared, grouped, shared_draws
-from kullback.estimators.discrete.categorical_estimators import coverage_adjusted
+from kullback.estimators.discrete.categorical_estimators import (
+    bias_corrected,
+    coverage_adjusted,
+    estimable,
+    largest_of,
+)
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
-from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
 from kullback.estimators.draws import Draws, without_noise
 from kullback.estimators.evidence import (
     SIDE_P,
@@ -43,13 +40,21 @@ from kullback.estimators.evidence import (
     widened,
     without_interval,
 )
-from kullback.estimators.histogram import histogram
+from kullback.estimators.histogram import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories, histogram
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
-from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
-from kullback.estimators.registry import CATEGORICAL, CONTINUOUS, METHODS, device_of, enlist, evidence_by
-from kullback.estimators.sample_checks import checked, checked_side, rng_of
+from kullback.estimators.registry import (
+    CATEGORICAL,
+    CONTINUOUS,
+    METHODS,
+    checked,
+    checked_side,
+    device_of,
+    enlist,
+    evidence_by,
+    rng_of,
+)
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
@@ -209,15 +214,13 @@ def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> 
         return
     if settings.method in ("auto", "histogram") and _is_number(p) and _is_number(q):
         return
-    raise NoRuleError(
-        explain(
-            settings.call,
-            "kind",
-            wanted="KL(), ReverseKL() or Jeffreys(); for other kinds, draws of categories or numbers on both "
-            "sides, no method",
-            got=f"{safe_repr(kind)}, method={settings.method!r}, {p!r} and {q!r}",
-            instead=_instead_of_kind(settings, p, q),
-        )
+    raise no_rule(
+        settings.call,
+        "kind",
+        wanted="KL(), ReverseKL() or Jeffreys(); for other kinds, draws of categories or numbers on both "
+        "sides, no method",
+        got=f"{safe_repr(kind)}, method={settings.method!r}, {p!r} and {q!r}",
+        instead=_instead_of_kind(settings, p, q),
     )
 
 
@@ -268,15 +271,13 @@ def _kl(settings: _Settings, p: object, q: object) -> Evidence:
     if isinstance(p, Draws):
         p, q = _by_label(p, q)
         return _to_density(settings, p, _as_distribution(settings.call, p, q))
-    raise NoRuleError(
-        explain(
-            settings.call,
-            "p, q",
-            wanted="draws of P",
-            got=f"{_type_of(p)} and {_type_of(q)}: draws of Q do not show Q where only P has mass",
-            instead=f"{settings.call}(Samples(p.sample((n,))), q) for a torch distribution p, or "
-            "Counts(torch.bincount(y), prior=0.5) for categories y drawn from Q",
-        )
+    raise no_rule(
+        settings.call,
+        "p, q",
+        wanted="draws of P",
+        got=f"{_type_of(p)} and {_type_of(q)}: draws of Q do not show Q where only P has mass",
+        instead=f"{settings.call}(Samples(p.sample((n,))), q) for a torch distribution p, or "
+        "Counts(torch.bincount(y), prior=0.5) for categories y drawn from Q",
     )
 
 
@@ -389,14 +390,12 @@ def _as_distribution(call: str, p: Draws, q: object) -> Distribution:
     if isinstance(q, Representation) and p.discrete and p.labels is None and not q.batch_shape:
         return _categorical(call, p, q)
     if not isinstance(q, Distribution):
-        raise NoRuleError(
-            explain(
-                call,
-                "q",
-                wanted="draws, a torch distribution or, for draws of the integers 0, 1, ..., one row of probabilities",
-                got=f"{q!r} for p = {p!r}",
-                instead="Samples(y) with draws y of Q",
-            )
+        raise no_rule(
+            call,
+            "q",
+            wanted="draws, a torch distribution or, for draws of the integers 0, 1, ..., one row of probabilities",
+            got=f"{q!r} for p = {p!r}",
+            instead="Samples(y) with draws y of Q",
         )
     return q
 

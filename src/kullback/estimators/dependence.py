@@ -117,23 +117,18 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
         or not all(free)
         or any(d.grid and d.is_open for d in serial)
     ):
-        apart = [_own_groups(side, dependence) for side, dependence in zip(sides, dependences, strict=True)]
-        return GroupedAlike(
-            apart[0][0],
-            apart[1][0],
-            apart[0][1] + apart[1][1],
-            any(dependence.is_open for dependence in dependent),
-        )
+        (first, of_p), (second, of_q) = map(_own_groups, sides, dependences)
+        is_open = any(dependence.is_open for dependence in dependent)
+        return GroupedAlike(first, second, of_p + of_q, is_open)
     times = [1.0 if dependence is None else dependence.time for dependence in dependences]
     in_pairs = max(times) > _UNLIKE * min(times)
     least = max(math.ceil(_LONGER_IN_TESTS * blocks.length) if blocks.grid else 0 for blocks in serial)
     if in_pairs:
-        sizes = (
-            block_length(len(side), time, _SHORTEST_IN_PAIRS, _PAIRS)
+        lengths = [
+            max(block_length(len(side), time, _SHORTEST_IN_PAIRS, _PAIRS), least)
             for side, time in zip(sides, times, strict=True)
-        )
-        sizes = (max(size, least) for size in sizes)
-        blocks = [min(len(side) // size for side, size in zip(sides, sizes, strict=True))] * 2
+        ]
+        blocks = [min(len(p) // lengths[0], len(q) // lengths[1])] * 2
     else:
         length = max(block_length(min(len(p), len(q)), max(times) * _LONGER_IN_TESTS), least)
         blocks = [len(side) // length for side in sides]

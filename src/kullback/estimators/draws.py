@@ -207,6 +207,14 @@ def without_noise(*sides: Draws) -> list[Draws]:
     ]
 
 
+def steps_between_ties(places: Integers, counts: Integers) -> Array:
+    """Return for each draw a number in (-1/2, 1/2); the numbers of draws with equal `places` are evenly spaced."""
+    order = np.argsort(places, kind="stable")
+    rank = np.empty(len(places))
+    rank[order] = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return (rank + 0.5) / counts[places] - 0.5
+
+
 def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:
     """Return both samples with columns of huge or tiny values divided by a power of two, which does not change KL.
 

@@ -32,15 +32,14 @@ from kullback.estimators.evidence import (
     noted,
 )
 from kullback.estimators.known_categories import below_zero
-from kullback.estimators.sample_checks import INTERVAL
+from kullback.estimators.registry import INTERVAL
 from kullback.estimators.tails import beyond_tail, tail_allowance
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 
-# `benchmarks/coverage.py` checks the constants of this file where both densities are known: the coverage of 95 %
-# intervals must be at least 93 %.
+# `benchmarks/coverage.py` checks these constants on known densities: 95 % intervals must cover 93 % or more.
 
 # At least this number of draws is needed: with fewer, the standard error would have at most two degrees of freedom.
 _FEWEST = 4

@@ -23,7 +23,7 @@ from torch.distributions.constraints import Constraint
 from kullback.common.bijective import check_bijective
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
-from kullback.errors import NoRuleError, P, Q, explain, invalid_type, invalid_value
+from kullback.errors import P, Q, invalid_type, invalid_value, no_rule
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
 from kullback.estimators.knn.pilot import FlatError, LocalDensity, local_log_density
@@ -34,8 +34,7 @@ from kullback.estimators.known_categories import (
     of_categories,
     spread_ties,
 )
-from kullback.estimators.registry import from_draws
-from kullback.estimators.sample_checks import checked_side, rng_of, seeded
+from kullback.estimators.registry import checked_side, from_draws, rng_of, seeded
 from kullback.estimators.surfaces import (
     common_span,
     dimension_of,
@@ -49,8 +48,7 @@ from kullback.samples import Samples
 
 _T = TypeVar("_T")
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
-# least 93 %.
+# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # A density from neighbors needs at least this number of draws.
 _FEWEST = 16
@@ -324,7 +322,6 @@ def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
 
 
 def _draws_of(q: Distribution, n: int) -> Array:
-    """Return n draws of q, shape (n, d)."""
     return q.sample(torch.Size([n])).reshape(n, q.event_shape.numel()).to("cpu", torch.float64).numpy()
 
 
@@ -571,7 +568,6 @@ def _log_prob(call: str, q: Distribution, x: Array) -> Array:
 
 
 def _support(q: Distribution) -> Constraint | None:
-    """Return the support that Q declares, or None."""
     try:
         return q.support
     except NotImplementedError:
@@ -596,17 +592,15 @@ def _is_discrete(call: str, p: Samples | Draws, q: Distribution) -> bool:
 
 def _check_sides(call: str, p: object, q: object) -> tuple[Samples | Draws, Distribution]:
     if isinstance(p, Distribution) and isinstance(q, Samples | Draws):
-        raise NoRuleError(
-            explain(
-                call,
-                "p, q",
-                wanted="draws of P and the density of Q",
-                got=f"the density of P ({type(p).__name__}) and draws of Q, which do not show how small Q is "
-                "between and beyond them",
-                instead="kl_estimate(Samples(p.sample((n,))), q), which compares draws with draws, or "
-                "from_density(q, p) for "
-                "KL(Q || P)",
-            )
+        raise no_rule(
+            call,
+            "p, q",
+            wanted="draws of P and the density of Q",
+            got=f"the density of P ({type(p).__name__}) and draws of Q, which do not show how small Q is "
+            "between and beyond them",
+            instead="kl_estimate(Samples(p.sample((n,))), q), which compares draws with draws, or "
+            "from_density(q, p) for "
+            "KL(Q || P)",
         )
     if not (isinstance(p, Samples | Draws) and isinstance(q, Distribution)):
         raise invalid_type(

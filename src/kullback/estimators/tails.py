@@ -14,8 +14,7 @@ import numpy as np
 from kullback.estimators.draws import Array
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Shift
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
-# least 93 %.
+# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # A tail is fitted to the largest draws: to the proportion `TAIL` of all draws, but to at least `FEWEST_IN_TAIL` draws.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
@@ -114,8 +113,7 @@ def beyond_tail(allowance: float, width: float) -> Shift:
     return Shift(allowance, note if allowance > width else "")
 
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
-# least 93 %.
+# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # The upper limit increases by `_DOUBT` times the extrapolated contribution of Q's tails to KL. If this increase is more
 # than half the width of the interval, the upper limit is infinite instead.

@@ -26,7 +26,7 @@ from kullback.estimators.permutations import (
     p_value,
     permuted,
 )
-from kullback.estimators.sample_checks import checked, seed_of
+from kullback.estimators.registry import checked, seed_of
 from kullback.generators import KL
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate, TwoSampleTest

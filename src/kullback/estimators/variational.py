@@ -23,13 +23,8 @@ from kullback.common.inference import two_sided_quantile
 from kullback.common.inputs import can_inspect, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.estimators.draws import Draws, effective_number, shares_of, variance_of_sum
-from kullback.estimators.evidence import (
-    SIDE_Q,
-    Evidence,
-    estimate_of,
-    interval_from,
-)
-from kullback.estimators.sample_checks import INTERVAL, checked
+from kullback.estimators.evidence import SIDE_Q, Evidence, estimate_of, interval_from
+from kullback.estimators.registry import INTERVAL, checked
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 

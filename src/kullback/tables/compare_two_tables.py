@@ -14,7 +14,7 @@ from kullback.common.constraints import refuse_both
 from kullback.common.extra_arguments import by_name
 from kullback.common.inference import false_discovery_rates
 from kullback.errors import invalid_type, invalid_value, quoted
-from kullback.estimators.sample_checks import seed_of
+from kullback.estimators.registry import seed_of
 from kullback.results.finding import Finding
 from kullback.results.value import Value
 from kullback.tables.arguments import (
@@ -28,8 +28,7 @@ from kullback.tables.arguments import (
     refuse_unknown,
 )
 from kullback.tables.columns.bins import Bins
-from kullback.tables.columns.column_profile import ColumnProfile
-from kullback.tables.columns.text_types import reason_against, ways_to_read
+from kullback.tables.columns.text_types import ways_to_read
 from kullback.tables.columns.types import Field
 from kullback.tables.contingency import (
     ComparedBins,
@@ -42,8 +41,8 @@ from kullback.tables.contingency import (
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
+from kullback.tables.engines.counters import JointCounts
 from kullback.tables.engines.engine import Caller
-from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.plot_bins import histogram
 from kullback.tables.table_findings import (
     changed_type,
@@ -61,12 +60,7 @@ from kullback.tables.table_findings import (
     unshared_categories,
 )
 from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
-from kullback.tables.table_results import (
-    ColumnComparison,
-    JointComparison,
-    TableComparison,
-    least,
-)
+from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
 
 CALL = "compare_tables"
 
@@ -157,7 +151,7 @@ def compare_tables(
     names = _chosen_names(tables, columns, excluded, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
     independent = independent or cluster is not None
-    counting = Counting.of(weights, None, progress)
+    counting = Counting(weights, None, progress)
     first, second = _counted(tables, usable, counting)
     of_p, of_q = (each.finished(independent=independent) for each in (first, second))
     settings = TableSettings(bins, confidence, _random(generator), cluster, independent)
@@ -236,7 +230,7 @@ def compare_profiles(
             instead="profile_table(frame, weights=...) with the same column for both",
         )
     settings = TableSettings(bins, confidence, _random(generator), independent=independent)
-    sides = _sides(p, q, settings, Counting.of(p.weights, None, None))
+    sides = _sides(p, q, settings, Counting(p.weights, None, None))
     return _comparison(sides, names, _profile_findings(p, q))
 
 
@@ -377,7 +371,7 @@ def _comparison(
         shared = [name for name in p.columns if name in q.columns]
         pairs = {name: (p.columns[name], q.columns[name]) for name in shared}
         changed = {
-            name: _changed_type(name, *pair) or unseparated_numbers(name, *pair)
+            name: changed_type(name, *pair) or unseparated_numbers(name, *pair)
             for name, pair in pairs.items()
         }
         shared = [name for name in shared if changed[name] is None]
@@ -477,18 +471,11 @@ def _chosen_names(
     return chosen
 
 
-def _changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
-    """Return the finding that a column's type differs in Q, with the reason why text that holds numbers is not read."""
-    differ = p.column_type != q.column_type and "categorical" in (p.column_type, q.column_type)
-    return changed_type(name, p, q, reason_against(name, p, q) if differ else None)
-
-
 def _random(generator: torch.Generator | None) -> np.random.Generator:
     return np.random.default_rng(seed_of(generator or torch.Generator().manual_seed(0)))
 
 
 def _name_of(frame: object) -> str:
-    """Return the path of a file, or a description of a table's type."""
     if isinstance(frame, str | os.PathLike):
         return os.fspath(frame)
     return f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"

@@ -1,4 +1,4 @@
-"""Contingency tables: the weights of P and of Q in the bins of a column, or in the combined bins of several columns."""
+"""Contingency tables, the weights of P and of Q in the bins of one or several columns, and a comparison's settings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kullback.tables.choose_bins import bin_counts, choose_bins, interval_labels
 from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
+from kullback.tables.engines.counters import JointCounts
 from kullback.tables.engines.engine import ParsedTable, is_text_field
-from kullback.tables.engines.joint_counter import JointCounts
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
@@ -30,13 +30,13 @@ from kullback.tables.inference.divergences import (
     compare_counts,
     expected_rows,
 )
-from kullback.tables.inference.ordered import (
+from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
+from kullback.tables.inference.significance import (
     OrderedTest,
     ordered_test,
     ordered_test_of_clusters,
+    word_test,
 )
-from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
-from kullback.tables.inference.word_test import word_test
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin, Divergences
@@ -357,7 +357,6 @@ class _Pooled:
 
 
 def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> _Pooled:
-    """Return the bins to compare, with rare values in groups."""
     if _are_few(table, settings, clustered):
         return _Pooled(np.arange(len(table.labels)), (), table.p, table.q, sparse=True)
     rare = _is_rare(table, settings, clustered)
@@ -374,16 +373,12 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
     if (table.bins is not None and table.bins.other) or not all(map(np.allclose, counts, rows)):
         # The number of rows is unknown for weighted rows, and for categories that a profile does not name.
         label = OTHER if table.bins is not None and table.bins.other else f"{values:,} rare values"
-        sums = [
-            np.append(side, each[rare].sum()) for side, each in zip((p, q), (table.p, table.q), strict=True)
-        ]
-        return _Pooled(frequent, (label,), sums[0], sums[1], values)
+        p, q = np.append(p, table.p[rare].sum()), np.append(q, table.q[rare].sum())
+        return _Pooled(frequent, (label,), p, q, values)
     grouped = rare_values(rows[0], rows[1], settings.sizes, settings.random)
-    sums = [
-        np.append(side, group / scale)
-        for side, group, scale in zip((p, q), grouped.totals, scales, strict=True)
-    ]
-    return _Pooled(frequent, grouped.labels, sums[0], sums[1], values, grouped, scales=scales)
+    of_p, of_q = grouped.totals
+    p, q = np.append(p, of_p / scales[0]), np.append(q, of_q / scales[1])
+    return _Pooled(frequent, grouped.labels, p, q, values, grouped, scales=scales)
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
@@ -401,7 +396,6 @@ def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair |
 
 
 def _is_rare(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> Flags:
-    """Return which bins are too rare to be compared by themselves."""
     number = len(table.labels)
     rare = np.zeros(number, np.bool_)
     if table.ordered or number < 3:
@@ -426,7 +420,6 @@ def _pooled_clusters(
     pair: Pair,
     random: np.random.Generator,
 ) -> _Pooled:
-    """Return the bins to compare if rows are in clusters."""
     frequent, values = np.flatnonzero(~rare), int(rare.sum())
     column = np.cumsum(~rare) - 1
     row = _rows_of_clusters(pair, random)
@@ -493,10 +486,9 @@ def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin
         bins.append(
             Bin(f"{len(rest):,} others", None, None, *(float(side[rest].sum()) for side in (a, b, parts)))
         )
-    labels = {index: pooled.groups[index - number] for index in groups}
-    bins += [
-        Bin(labels[each], None, None, float(a[each]), float(b[each]), float(parts[each])) for each in groups
-    ]
+    for index in groups:
+        label = pooled.groups[index - number]
+        bins.append(Bin(label, None, None, float(a[index]), float(b[index]), float(parts[index])))
     return tuple(bins)
 
 

@@ -125,7 +125,7 @@ def reference_profile(
         )
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
     refuse_unknown("reference_profile", excluded, list(table.fields), "the table")
-    counted = profile_opened(table, columns, Counting.of(weights, None, progress), exclude=excluded)
+    counted = profile_opened(table, columns, Counting(weights, None, progress), exclude=excluded)
     # A later call may exclude the same columns. A call without exclude= reports why these columns are not compared.
     counted.skipped |= dict.fromkeys(excluded, "left out when the profile was made")
     counted.save(saved)
@@ -141,22 +141,10 @@ def batch_profile(
     exclude: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
-    """Return the profile of a batch, counted like the reference.
+    """Return the profile of a batch, counted like the reference, so that it can be compared and merged.
 
-    Arguments:
-        batch: the path of a table, or of a saved profile.
-        reference: the reference's profile.
-        columns: the names of the columns to count; None counts all columns.
-        exclude: the names of the reference's columns to leave out; cannot be combined with `columns`. The batch may
-            lack these columns.
-        progress: a function that is called with a sentence before each reading of the table; None reports nothing.
-
-    Returns:
-        the profile, which can be compared with the reference and merged with other batches.
-
-    Raises:
-        ArgumentValueError: the column of weights is missing.
-        FileError: the file is missing, damaged or of an unknown format.
+    The batch is the path of a table, or of a saved profile. It may lack columns of `exclude`. The other arguments are
+    those of `reference_profile`.
     """
     columns, excluded = chosen_of("batch_profile", columns, exclude)
     if is_profile(batch):
@@ -164,7 +152,7 @@ def batch_profile(
         there = [name for name in excluded if name in _names(saved)]
         return _only(saved, columns, there, Path(batch))
     table = open_table(os.fspath(batch), Caller("batch_profile", "batch"))
-    counting = Counting.of(reference.weights, reference, progress)
+    counting = Counting(reference.weights, reference, progress)
     return profile_opened(table, columns, counting, exclude=excluded)
 
 
@@ -179,7 +167,6 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def _names(profile: Profile) -> list[str]:
-    """Return the names of a profile's columns, including the skipped columns."""
     return [*profile.columns, *profile.skipped]
 
 

@@ -21,7 +21,7 @@ from kullback.common.serial_dependence import (
 )
 from kullback.common.turn_spectrum import spectral_turns
 from kullback.errors import LONGEST_NAME, printable, safe_repr
-from kullback.tables.columns.arrow import numbers_of, strings_of
+from kullback.tables.columns.types import numbers_of, strings_of
 
 if TYPE_CHECKING:
     from kullback.common.plain_values import JsonObject

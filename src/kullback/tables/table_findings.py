@@ -13,8 +13,8 @@ import numpy as np
 from kullback.errors import LONGEST_MESSAGE, printable, quoted
 from kullback.results.finding import Finding, Level
 from kullback.tables.choose_bins import constant_label
-from kullback.tables.columns.text_types import identifies, reason_against
-from kullback.tables.columns.ways_of_writing import evidence_of_categories, shares
+from kullback.tables.columns.text_types import evidence_of_categories, identifies, reason_against
+from kullback.tables.columns.written_numbers import shares
 
 if TYPE_CHECKING:
     from kullback.results.finding import Finding
@@ -162,11 +162,8 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
             )
 
 
-def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None = None) -> Finding | None:
-    """Return the finding that a column has another type in Q; None if the types agree or a side has no values.
-
-    `why` is the reason why text is not compared as the numbers or dates that it holds.
-    """
+def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
+    """Return the finding that a column has another type in Q; None if the types agree or a side has no values."""
     if p.empty or q.empty:
         return None
     if p.column_type == q.column_type and p.means_like(q):
@@ -178,6 +175,8 @@ def changed_type(name: str, p: ColumnProfile, q: ColumnProfile, why: str | None 
         for each in (p, q)
     ]
     message = f"{quoted(name)} is {types[0]} in P and {types[1]} in Q: not compared"
+    differ = p.column_type != q.column_type and "categorical" in (p.column_type, q.column_type)
+    why = reason_against(name, p, q) if differ else None
     return finding("type-changed", message + (f"; the text is not read, because {why}" if why else ""), name)
 
 
@@ -204,32 +203,25 @@ def column_findings(
     """Yield findings on the values of a column."""
     sides = (("P", p), ("Q", q))
 
-    def where(holds: list[bool]) -> str:
-        return " and ".join(side for (side, _), here in zip(sides, holds, strict=True) if here)
-
     def of_column(code: str, message: str) -> Finding:
         return finding(code, f"{quoted(name)} {message}", name)
 
     for code, holds, message in (
-        ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
-        (
-            "not-a-number",
-            [column.not_a_number > 0 for _, column in sides],
-            "holds NaN in {}: a bin of its own",
-        ),
+        ("all-missing", lambda x: x.empty, "has no value in {}"),
+        ("not-a-number", lambda x: x.not_a_number > 0, "holds NaN in {}: a bin of its own"),
         (
             "infinite-values",
-            [column.minus_infinity + column.plus_infinity > 0 for _, column in sides],
+            lambda x: x.minus_infinity + x.plus_infinity > 0,
             "has infinite numbers in {}, which have bins of their own",
         ),
         (
             "unnamed-categories",
-            [column.other_categories > 0 for _, column in sides],
+            lambda x: x.other_categories > 0,
             "has categories that the profile of {} does not name; they are compared as one",
         ),
     ):
-        if any(holds):
-            yield of_column(code, message.format(where(holds)))
+        if where := " and ".join(side for side, column in sides if holds(column)):
+            yield of_column(code, message.format(where))
     yield from _constant_findings(name, constant_label(p), constant_label(q))
     if None not in (p.zoned, q.zoned) and p.zoned != q.zoned:
         yield of_column(

@@ -42,10 +42,9 @@ from kullback.tables.columns.column_profile import ColumnProfile, most_frequent
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
 from kullback.tables.columns.text_types import NUMBERS, Side, ways_to_read
 from kullback.tables.columns.types import Field
-from kullback.tables.columns.ways_of_writing import Evidence
-from kullback.tables.columns.written_numbers import Written
+from kullback.tables.columns.written_numbers import Evidence, Written
 from kullback.tables.engines import open_table
-from kullback.tables.engines.column_counters import EndsCounter, EvidenceCounter, ProfileCounter, counter_of
+from kullback.tables.engines.counters import EndsCounter, EvidenceCounter, ProfileCounter, counter_of
 from kullback.tables.engines.engine import ParsedTable, Table, TableCounter, is_text_field, unparsed_of
 from kullback.tables.row_order import RowOrder, row_order
 
@@ -53,10 +52,6 @@ SCHEMA = "kullback.profile/2"
 SAVED_CATEGORIES = 1000
 ROUNDS = 6
 Progress = Callable[[str], object]
-
-
-def _tell_nobody(_: str) -> None:
-    """Report no progress."""
 
 
 @dataclass(repr=False)
@@ -238,7 +233,7 @@ def profile_table(
     check_column("profile_table", "weights", weights)
     table = open_table(frame)
     refuse_unknown("profile_table", excluded, list(table.fields), "the table")
-    counting = Counting.of(weights, like, progress)
+    counting = Counting(weights, like, progress)
     return profile_opened(table, columns, counting, exclude=excluded)
 
 
@@ -247,12 +242,12 @@ class Counting(NamedTuple):
 
     weights: str | None
     like: Profile | None
-    tell: Progress
+    progress: Progress | None
 
-    @staticmethod
-    def of(weights: str | None, like: Profile | None, progress: Progress | None) -> Counting:
-        """Return the settings; if `progress` is None, no progress is reported."""
-        return Counting(weights, like, progress or _tell_nobody)
+    def tell(self, sentence: str) -> None:
+        """Report progress."""
+        if self.progress is not None:
+            self.progress(sentence)
 
 
 def profile_opened(
@@ -531,7 +526,6 @@ def _no_number(constant: str) -> float:
 
 
 def _count(written: Any) -> float:
-    """Return a finite number of 0 or more."""
     value = float(written)
     if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
         raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is not a count")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kullback import Estimate, Samples, kl_estimate
-from kullback.estimators.density_ratio.repeated_rows import missed, share_of_repeated
+from kullback.estimators.density_ratio.classifiers import missed, share_of_repeated
 from kullback.estimators.logistic import Labeled
 
 EVERY = np.array(list(itertools.product([0, 1], repeat=10)))

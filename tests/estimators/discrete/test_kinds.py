@@ -21,8 +21,8 @@ from kullback import (
     divergence,
     estimate,
 )
+from kullback.estimators.discrete.categorical_estimators import describe_kind, measured
 from kullback.estimators.discrete.formulas import CategoryCounts
-from kullback.estimators.discrete.kinds import describe_kind, measured
 from kullback.generators import parse
 from tests.oracles.sample_cases import zipf
 

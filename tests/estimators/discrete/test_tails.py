@@ -16,8 +16,8 @@ from scipy.special import rel_entr
 
 from kullback import Samples
 from kullback.estimators import coverage_adjusted
+from kullback.estimators.discrete.categorical_estimators import measured
 from kullback.estimators.discrete.formulas import CategoryCounts
-from kullback.estimators.discrete.kinds import measured
 from kullback.generators import as_divergence
 
 LEVELS = (0.8, 0.9, 0.95, 0.99, 0.9975, 0.999)

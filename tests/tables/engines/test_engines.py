@@ -18,7 +18,7 @@ from kullback.tables import choose_bins, contingency_tables, profile_table
 from kullback.tables.columns.types import arrow_field
 from kullback.tables.engines import BatchTable, worker_tables
 from kullback.tables.engines.batch_tables import ArrowTable
-from kullback.tables.engines.column_counters import counter_of
+from kullback.tables.engines.counters import counter_of
 from kullback.tables.engines.engine import Batch, TableCounter
 from kullback.tables.engines.worker_tables import merged
 from tests.refusals import refused

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from kullback import compare_tables
-from kullback.tables.inference.ordered import (
+from kullback.tables.inference.significance import (
     _chi_square_sum_tail,
     ordered_test_of_clusters,
 )

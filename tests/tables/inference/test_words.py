@@ -15,7 +15,7 @@ from kullback.report import document
 from kullback.report.document import Table
 from kullback.tables import ColumnProfile, Profile, compare_profiles, profile_table
 from kullback.tables.columns.word_groups import rows_with_words
-from kullback.tables.inference.word_test import word_test
+from kullback.tables.inference.significance import word_test
 from tests.tables.test_compare import codes
 
 TEXTS = [

@@ -24,6 +24,7 @@ from kullback.common.progress import Update, progress_bar
 from kullback.errors import invalid_type, invalid_value
 from kullback.estimators.density_ratio.classifiers import (
     GAUSSIAN,
+    LEAST_SHARE,
     SPREADS,
     FitClassifier,
     NamedClassifier,
@@ -31,9 +32,10 @@ from kullback.estimators.density_ratio.classifiers import (
     check_classifier,
     gaussian_kl,
     have_two_values,
+    missed,
+    share_of_repeated,
     users_candidate,
 )
-from kullback.estimators.density_ratio.repeated_rows import LEAST_SHARE, missed, share_of_repeated
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
 from kullback.estimators.evidence import (
     SIDE_P,
@@ -47,8 +49,7 @@ from kullback.estimators.evidence import (
 )
 from kullback.estimators.histogram import histogram
 from kullback.estimators.logistic import Labeled, calibrated, log_loss, mean_over_p
-from kullback.estimators.registry import evidence_by, from_draws
-from kullback.estimators.sample_checks import rng_of
+from kullback.estimators.registry import evidence_by, from_draws, rng_of
 from kullback.estimators.surfaces import common_span, fills_less
 from kullback.estimators.tails import heaviness, unseen_in_scores, upper_end
 
@@ -554,7 +555,6 @@ def _check_sides(call: str, p: Draws, q: Draws, folds: int) -> None:
 
 
 def _labeled(p: Draws, q: Draws) -> Labeled:
-    """Return the pooled draws of P and Q."""
     return Labeled(
         np.concatenate([p.x, q.x]),
         np.arange(len(p) + len(q)) < len(p),

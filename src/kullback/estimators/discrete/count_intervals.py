@@ -16,23 +16,19 @@ from kullback.estimators.discrete.formulas import (
     merged,
 )
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
-# least 93 %.
+# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # If more than this proportion of P's draws is in categories without draws of Q, the upper limit is infinite. If more
 # than this proportion is in categories with a single draw of P, rare categories are merged for the lower limit.
 MOST_UNSEEN = 0.05
-
 # If P's rarest categories have at most this many draws together, their probability gets Wilson's limits, because a
 # normal approximation is poor. The first number is for KL, the second for powers of p / q.
 _FEW = 3
 _FEW_OF_POWERS = 15
 # If P or Q has fewer draws than this number, the upper limit of a power of p / q is infinite.
 _FEWEST_FOR_POWERS = 20
-
 # An upward bias correction is multiplied by this factor before it is added to the upper limit.
 _CAUTION = 1.5
-
 # The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If the
 # number of such draws exceeds the prediction by `_UNLIKE` standard errors, the upper limit is infinite.
 _UNLIKE = 1.7

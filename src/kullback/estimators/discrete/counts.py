@@ -24,7 +24,7 @@ from kullback.estimators.draws import (
     variance_of_sum,
 )
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
-from kullback.estimators.sample_checks import checked
+from kullback.estimators.registry import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
@@ -93,20 +93,14 @@ def drawn_one_by_one(call: str, x: Any) -> Any:
         return x
     _check_whole(call, x)
     counts = x.weights()
-    if counts.ndim > 1:
+    total, several = float(counts.detach().double().sum()), counts.ndim > 1
+    if several or total > _MOST_SAMPLES:
+        wanted = "one row of counts" if several else f"at most {_MOST_SAMPLES:,} draws"
         raise invalid_value(
             call,
             "p, q",
-            wanted="one row of counts if the other side is draws",
-            got=f"{x!r}",
-            instead=f"{call}(Counts(torch.bincount(x)), q), counts on both sides",
-        )
-    if float(counts.detach().double().sum()) > _MOST_SAMPLES:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted=f"at most {_MOST_SAMPLES:,} draws if the other side is draws",
-            got=f"{x!r} of {float(counts.detach().double().sum()):.3g} draws",
+            wanted=f"{wanted} if the other side is draws",
+            got=f"{x!r}" if several else f"{x!r} of {total:.3g} draws",
             instead=f"{call}(Counts(torch.bincount(x)), q), counts on both sides",
         )
     repeats = counts.detach().to("cpu", torch.int64)

@@ -1,4 +1,4 @@
-r"""`CategoryCounts`: the number of draws of P and of Q in each category, with formulas for KL(P || Q).
+r"""`CategoryCounts`: the draws of P and of Q in each category, with formulas for KL and other divergences.
 
 Counts have shape (..., K), one column for each category. Results are float64 and in nats. Counts may be non-integers:
 the effective count of weighted draws is the proportion of the weight times the effective sample size.

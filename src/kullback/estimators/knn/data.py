@@ -116,13 +116,7 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
 def _check_numbers(p: Draws, q: Draws) -> None:
     d = p.x.shape[1]
     if len(p) < 2:
-        raise invalid_value(
-            _CALL,
-            "p",
-            wanted="at least 2 draws",
-            got=f"{len(p)}",
-            instead="more draws",
-        )
+        raise invalid_value(_CALL, "p", wanted="at least 2 draws", got=f"{len(p)}", instead="more draws")
     if min(len(p) - 1, len(q)) < d:
         raise invalid_value(
             _CALL,

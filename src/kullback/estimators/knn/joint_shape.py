@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kullback.estimators.draws import Array, Draws
-from kullback.estimators.knn.pilot import MarginalGaussianization
+from kullback.estimators.draws import Draws
+from kullback.estimators.knn.pilot import with_normal_margins
 from kullback.estimators.logistic import Labeled, mean_over_p, number_of_spreads, ridge_logistic, spreads
 
 # `benchmarks/coverage.py` checks these constants on draws with one scale for all components and on Student's t.
@@ -46,8 +46,7 @@ def joint_shape(p: Draws, q: Draws) -> JointShape | None:
     rng = np.random.default_rng(0)
     p, q = (side.thinned(_MOST_DRAWS, rng) for side in (p, q))
     p, q = p.taken(p.order), q.taken(q.order)
-    columns = [_gaussianized(*pair) for pair in zip(p.x.T, q.x.T, strict=True)]
-    features = spreads(np.stack(columns, axis=1))
+    features = spreads(np.ascontiguousarray(np.concatenate(with_normal_margins(p.x, q.x))))
     features = (features - features.mean(0)) / np.maximum(features.std(0), np.finfo(float).tiny)
     number = len(p) + len(q)
     weights = np.concatenate([side.shares * len(side) for side in (p, q)])
@@ -60,9 +59,3 @@ def joint_shape(p: Draws, q: Draws) -> JointShape | None:
         log_odds[out] = coefficients[0] + features[out] @ coefficients[1:]
     value, influence = mean_over_p(log_odds, draws)
     return JointShape(value, math.sqrt(p.variance(influence[: len(p)]) + q.variance(influence[len(p) :])))
-
-
-def _gaussianized(p: Array, q: Array) -> Array:
-    """Return one component of P's draws and then of Q's draws, after a map that makes this component of Q normal."""
-    to_normal = MarginalGaussianization(q)
-    return np.concatenate([to_normal(p), to_normal(q)])

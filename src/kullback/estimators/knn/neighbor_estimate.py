@@ -19,25 +19,16 @@ from kullback.common.constraints import FLAG, Arguments, Whole
 from kullback.common.inference import two_sided_quantile
 from kullback.errors import P, Q, invalid_value
 from kullback.estimators.draws import Array, Draws, affordable_draws
-from kullback.estimators.evidence import (
-    SIDE_P,
-    SIDE_Q,
-    SMALL_P,
-    SMALL_Q,
-    Evidence,
-    infinite,
-)
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite
 from kullback.estimators.knn.data import charted, check_independent, check_points, prepared
 from kullback.estimators.knn.joint_shape import JointShape, joint_shape
-from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
+from kullback.estimators.knn.pilot import Whitening, with_normal_margins
 from kullback.estimators.knn.search import KNearest, search_line, search_space
-from kullback.estimators.registry import from_draws
-from kullback.estimators.sample_checks import rng_of
+from kullback.estimators.registry import from_draws, rng_of
 from kullback.estimators.surfaces import as_log_ratios, common_span, too_few_dimensions
 from kullback.estimators.tails import Unseen, unseen_by_q, unseen_in_scores, upper_end
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
-# least 93 %.
+# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # A Gaussian pilot density needs at least this number of draws, and at least ten draws for each component.
 _PILOT_DRAWS = 100
@@ -308,7 +299,7 @@ def _searched(
 
         return on_a_line
     pilot = whiten and d > 1 and min(p.effective, q.effective) >= max(_PILOT_DRAWS, 10 * d)
-    p_points, q_points = _mapped(p.x, q.x) if pilot else (p.x, q.x)
+    p_points, q_points = with_normal_margins(p.x, q.x) if pilot else (p.x, q.x)
     whitening_p, whitening_q = _whitenings(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
     at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
     radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
@@ -393,16 +384,6 @@ def _log_ratio(own: KNearest, cross: KNearest, d: int) -> Array:
     if own.log_weight is not None:
         log_ratio = log_ratio + own.log_weight
     return log_ratio if cross.log_weight is None else log_ratio - cross.log_weight
-
-
-def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
-    """Return P's and Q's draws after a map of each component that makes Q's draws about normal."""
-    both = np.empty_like(p), np.empty_like(q)
-    for j in range(p.shape[1]):
-        gaussianized = MarginalGaussianization(q[:, j])
-        for target, source in zip(both, (p, q), strict=True):
-            target[:, j] = gaussianized(source[:, j])
-    return both
 
 
 def _whitenings(
@@ -520,7 +501,6 @@ def _centered(influence: Array, weights: Array | None) -> Array:
 
 
 def _combined(parts: Array, rows: list[Array]) -> Array:
-    """Return the sum of the arrays `rows`, weighted by `parts`."""
     total = parts[0] * rows[0]
     for part, row in zip(parts[1:], rows[1:], strict=True):
         total += part * row

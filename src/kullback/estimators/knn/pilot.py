@@ -1,4 +1,4 @@
-"""Maps that make draws nearly Gaussian, and a Gaussian pilot density for nearest-neighbor estimates.
+"""Densities from nearest neighbors: maps that make draws nearly Gaussian, and a Gaussian pilot density.
 
 A smooth one-to-one map of the draws does not change KL. Each component is mapped by a monotone spline through a few
 quantiles, with generalized Pareto tails, so that Q's draws are nearly normal. After this map, a Gaussian density g is
@@ -58,6 +58,16 @@ class MarginalGaussianization:
             survival = math.log(_TAIL) + tail.log_survival(np.abs(x[outside] - edge))
             z[outside] = -sign * self._to_normal(survival)
         return z
+
+
+def with_normal_margins(p: Array, q: Array) -> tuple[Array, Array]:
+    """Return P's and Q's draws after a map of each component that makes Q's draws about normal."""
+    both = np.empty_like(p), np.empty_like(q)
+    for j in range(p.shape[1]):
+        to_normal = MarginalGaussianization(q[:, j])
+        for target, source in zip(both, (p, q), strict=True):
+            target[:, j] = to_normal(source[:, j])
+    return both
 
 
 class Whitening:
@@ -180,8 +190,7 @@ def _log_student(u: Array, dof: float) -> Array:
     return np.asarray(constant - half * np.log1p(u**2 / dof), dtype=np.float64)
 
 
-# `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
-# least 93 %.
+# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # A search handles this number of queries at a time, which limits the memory.
 _BLOCK = 20_000

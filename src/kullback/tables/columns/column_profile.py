@@ -10,14 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from kullback.common.plain_values import JsonObject
 from kullback.common.short_repr import ShortRepr
-from kullback.errors import (
-    LONGEST_NAME,
-    FileError,
-    invalid_value,
-    printable,
-    quoted,
-    safe_repr,
-)
+from kullback.errors import LONGEST_NAME, FileError, invalid_value, printable, quoted, safe_repr
 from kullback.tables.columns.bins import SPECIALS
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import GRIDDED, ColumnType

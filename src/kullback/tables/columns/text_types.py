@@ -8,20 +8,23 @@ at least 90 % of each side's texts are numbers or dates in one format.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from kullback.common.words import is_name_of_ids
 from kullback.tables.columns.log_grid import bucket_ends
-from kullback.tables.columns.ways_of_writing import (
+from kullback.tables.columns.written_numbers import (
     FEWEST_NUMBERS,
+    SEPARATORS,
     Evidence,
+    Written,
+    are_codes,
+    are_digits,
     evidence_of,
-    evidence_of_categories,
-    texts_of,
+    may_be_values,
+    shares,
 )
-from kullback.tables.columns.written_numbers import SEPARATORS, Written, are_codes, are_digits
 
 if TYPE_CHECKING:
     from kullback.tables.columns.column_profile import ColumnProfile
@@ -33,6 +36,8 @@ _DIFFERENT = 0.9  # identifiers have at least this ratio of different values to 
 # more than this share of its texts are amounts.
 _MOST = 0.5
 _MOST_READ = 20_000  # at most this many texts are examined
+_SAMPLE = 1000  # a sample has this many of the most frequent texts, and this many others
+_SUSPECTED = 0.3  # all texts are examined if at least this share of the sample may be numbers or dates
 _DIGITS_OF_CODE = 8  # numbers of one length with at least this many digits are codes
 
 
@@ -96,6 +101,41 @@ _LEAST_EVIDENCE = 0.005
 _FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
 
 
+def evidence_of_categories(column: ColumnProfile, fewest: int = FEWEST_NUMBERS) -> Evidence:
+    """Return the evidence of the named categories of a column.
+
+    With fewer than `fewest` categories, or if a sample shows that most are neither numbers nor dates, the evidence is
+    only the weight of all texts.
+    """
+    import pyarrow as pa
+
+    number = len(column.categories)
+    weights = np.fromiter(column.categories.values(), np.float64, number)
+    all_alone = {("all",): float(weights.sum())}
+    if number < max(fewest, 1):
+        return all_alone
+    texts = texts_of(column)
+    if weights[may_be_values(texts)].sum() < _SUSPECTED * weights.sum():
+        return all_alone
+    if number > 2 * _SAMPLE:
+        heaviest = np.argpartition(weights, -_SAMPLE)[-_SAMPLE:]
+        rest = np.setdiff1d(np.arange(number), heaviest)
+        spaced = rest[:: len(rest) // _SAMPLE]
+        scale = weights[rest].sum() / weights[spaced].sum()
+        sample = pa.array(np.concatenate([heaviest, spaced]))
+        sampled = np.concatenate([weights[heaviest], scale * weights[spaced]])
+        if max(shares(evidence_of(texts.take(sample), sampled)).values()) < _SUSPECTED:
+            return all_alone
+    return evidence_of(texts, weights)
+
+
+def texts_of(column: ColumnProfile) -> Any:
+    """Return the named categories of a column as an Arrow array."""
+    import pyarrow as pa
+
+    return pa.array(list(column.categories), pa.large_string())
+
+
 def is_text(rows: int, characters: int, distinct: int) -> bool:
     """Return whether strings are text, not categories.
 
@@ -103,12 +143,6 @@ def is_text(rows: int, characters: int, distinct: int) -> bool:
     values. `characters` is the total number in all rows.
     """
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
-
-
-class NotRead(NamedTuple):
-    """The reason why a column of text is not read as numbers or dates."""
-
-    reason: str
 
 
 class Side(NamedTuple):
@@ -164,7 +198,7 @@ def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
         return _FEW
     types = {each.column_type for each in sides} - {"categorical"}
     way = _way_of(texts, types.pop() if types else None)
-    return way.reason if isinstance(way, NotRead) else "its type or its profile says that they are categories"
+    return "its type or its profile says that they are categories" if isinstance(way, Written) else way
 
 
 def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> list[int]:
@@ -214,7 +248,7 @@ def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
     )
 
 
-def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | NotRead:
+def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | str:
     """Return the format of a column, or the reason why there is no single format.
 
     `sides` has the evidence of each side on which the column is text and has values. `column_type` is the type of the
@@ -225,21 +259,19 @@ def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Writte
     if column_type is not None:
         of_type = [way for way in ways if way.means_like(None) and way.field("").column_type == column_type]
         if ways and not of_type:
-            return NotRead(f"the other side's values are not {ways[0]}")
+            return f"the other side's values are not {ways[0]}"
         ways = of_type
     if not ways:
         differ = bool(likely) and all(likely)
-        return NotRead(
-            "P and Q write them differently" if differ else "fewer than 90 % are written in one way"
-        )
+        return "P and Q write them differently" if differ else "fewer than 90 % are written in one way"
     if ways[0].what == "numbers" and any(side.get(("codes",)) for side in sides):
-        return NotRead("some begin with 0 or have more than 15 digits, as codes")
+        return "some begin with 0 or have more than 15 digits, as codes"
     if column_type is None and max(side["different", way] for side in sides for way in ways) < FEWEST_NUMBERS:
-        return NotRead(_FEW)
+        return _FEW
     rivals = {Written(*key[1]) for side in sides for key in side if key[0] == "read"}
     winners = [way for way in ways if all(_beats(way, rival, sides) for rival in rivals - {way})]
     if not winners:
-        return NotRead(_doubt(ways[0], sides))
+        return _doubt(ways[0], sides)
     best = max(winners, key=lambda way: sum(side["read", way] for side in sides))
     return best if best.what != "numbers" else best._replace(separators=_separators(best, sides))
 

@@ -176,7 +176,6 @@ class IbisTable(BatchTable):
 
 
 def _ibis_batches(table: Any) -> Iterator[Any]:
-    """Return the Arrow batches of a table of Ibis."""
     backend = table.get_backend()
     if backend.name != "duckdb":
         return iter(table.to_pyarrow_batches(chunk_size=BATCH_ROWS))

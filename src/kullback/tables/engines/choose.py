@@ -45,7 +45,6 @@ def open_table(frame: object, caller: Caller | None = None) -> Table:
 
 
 def _through_narwhals(nw: Any, native: Any, caller: Caller) -> Table:
-    """Return a table that is read through narwhals."""
     try:
         frame = nw.from_native(native)
     except TypeError:

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from kullback.tables.columns.arrow import call, strings_of, weights_of
-from kullback.tables.columns.types import ArrowArray, Field
+from kullback.tables.columns.types import ArrowArray, Field, call, strings_of, weights_of
 from kullback.tables.columns.written_numbers import Written, parse
-from kullback.tables.engines.column_counters import (
+from kullback.tables.engines.counters import (
     CategoryCounter,
     ColumnCounter,
+    CountsByGroup,
+    JointCounter,
     ProfileCounter,
     StringCounter,
 )
-from kullback.tables.engines.joint_counter import CountsByGroup, JointCounter
 
 if TYPE_CHECKING:
     from kullback.common.arrays import Floats
     from kullback.tables.columns.bins import Bins
     from kullback.tables.columns.column_profile import ColumnProfile
-    from kullback.tables.engines.joint_counter import JointCounter
+    from kullback.tables.engines.counters import JointCounter
 
 Ways = Mapping[str, Written]
 _UNPARSED = "\0unparsed"
@@ -106,11 +106,6 @@ class TableCounter:
     def _counted(self) -> list[str]:
         """The names of the counted columns, including columns of unparsed texts."""
         return [*self.columns, *(() if self.joint is None else self.joint.names)]
-
-    def add(self, batch: Batch) -> None:
-        """Count a batch."""
-        for task in self.tasks(batch, 1):
-            task()
 
     def tasks(self, batch: Batch, number: int) -> list[Callable[[], None]]:
         """Count the columns that need batches in order; return at most `number` tasks that count the other columns."""

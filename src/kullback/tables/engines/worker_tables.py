@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from kullback.errors import ArgumentValueError, OptionalDependencyError, invalid_value
 from kullback.tables.columns.types import Field, narwhals_field
 from kullback.tables.engines.batch_tables import PandasTable, distinct_names
-from kullback.tables.engines.column_counters import ColumnCounter
+from kullback.tables.engines.counters import ColumnCounter
 from kullback.tables.engines.engine import BATCH_ROWS, Batch, Batches, BatchTable, Caller, Table, TableCounter
 
 _TOTALS = ("rows", "weight", "weight_squares")
@@ -26,18 +26,12 @@ _Counter = TypeVar("_Counter", bound=ColumnCounter)
 
 def count_part(part: Table, empty: TableCounter) -> bytes:
     """Return the counts of a part of a table, or the error that the values of the part caused."""
-    try:
-        return _packed(part.count(deepcopy(empty)))
-    except ArgumentValueError as error:
-        return _packed_error(error)
+    return _packed(lambda: part.count(deepcopy(empty)))
 
 
 def merge_parts(parts: Iterable[bytes], empty: TableCounter) -> bytes:
     """Return the counts of several parts together, or the first error."""
-    try:
-        return _packed(merged(parts, empty))
-    except ArgumentValueError as error:
-        return _packed_error(error)
+    return _packed(lambda: merged(parts, empty))
 
 
 def merged(parts: Iterable[bytes], empty: TableCounter) -> TableCounter:
@@ -48,17 +42,17 @@ def merged(parts: Iterable[bytes], empty: TableCounter) -> TableCounter:
     return total
 
 
-def _packed(counter: TableCounter) -> bytes:
+def _packed(count: Callable[[], TableCounter]) -> bytes:
+    try:
+        counter = count()
+    except ArgumentValueError as error:
+        fields = {name: getattr(error, name) for name in ("call", "argument", "wanted", "got")}
+        return pickle.dumps((fields | {"instead": dict(error.remedy) or error.instead}, [], {}, None))
     for column in counter.columns.values():
         column.shrink()
     columns = {name: _state(column) for name, column in counter.columns.items()}
     joint = None if counter.joint is None else counter.joint.counts
     return pickle.dumps((None, [getattr(counter, name) for name in _TOTALS], columns, joint))
-
-
-def _packed_error(error: ArgumentValueError) -> bytes:
-    fields = {name: getattr(error, name) for name in ("call", "argument", "wanted", "got")}
-    return pickle.dumps((fields | {"instead": dict(error.remedy) or error.instead}, [], {}, None))
 
 
 def _unpacked(content: bytes, empty: TableCounter) -> TableCounter:
@@ -217,12 +211,10 @@ def _regrouped(stream: Iterator[Any]) -> Iterator[Any]:
 
 
 def _counted(stream: Iterator[Any], fields: Sequence[Field], counter: TableCounter) -> Iterator[Any]:
-    """Yield the counts of a partition as a batch with one row."""
     yield _row(count_part(_SparkPart(stream, fields), counter))
 
 
 def _merged(stream: Iterator[Any], counter: TableCounter) -> Iterator[Any]:
-    """Yield the merged counts of several partitions as a batch with one row."""
     parts = [row.as_py() for batch in stream for row in batch.column(0)]
     if parts:
         yield _row(merge_parts(parts, counter))

@@ -132,7 +132,7 @@ def compare_counts(
     posterior = (_posterior(a, random, number), _posterior(b, random, number)) if sparse else None
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
     contributions[occupied] = case.contributions()
-    forward, backward = case.zhang_grabchak(), case.swapped_zhang_grabchak()
+    forward, backward = case.zhang_grabchak()
     # A bin may have no rows on one side. If chance may explain this, the posterior bounds the divergence.
     most = MOST_MISSING if sparse else 0.0
     no_q = float(case.p[b == 0].max(initial=0.0)) * m > most
@@ -145,7 +145,9 @@ def compare_counts(
         case.total_variation(random),
     ]
     if not p_value <= 1 - confidence:
-        quantities = [_down_to_zero(each) for each in quantities]
+        quantities = [
+            replace(each, interval=each.interval and (0.0, each.interval[1])) for each in quantities
+        ]
     statistics = _statistics(quantities, hidden, p_value, contributions)
     if quantities[0].interval is None or _number_of_draws(TV_DRAWS, len(a), confidence):
         return statistics
@@ -185,12 +187,6 @@ def _statistics(
         hidden.in_quantity(divergence, most) for divergence, most in zip(quantities, greatest, strict=True)
     ]
     return BinStatistics(known[0], known[1], known[2], known[3], known[4], p_value, contributions)
-
-
-def _down_to_zero(divergence: Value[float | None]) -> Value[float | None]:
-    """Return the divergence with the lower limit of its interval set to 0, because the test does not reject p = q."""
-    interval = None if divergence.interval is None else (0.0, divergence.interval[1])
-    return Value(divergence.value, divergence.standard_error, interval)
 
 
 def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floats, Floats]:
@@ -246,17 +242,15 @@ class _Comparison:
     def _effective(self) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.from_numpy(self.p * self.n), torch.from_numpy(self.q * self.m)
 
-    def zhang_grabchak(self) -> float:
-        return float(zhang_grabchak(*self._effective()))
-
-    def swapped_zhang_grabchak(self) -> float:
+    def zhang_grabchak(self) -> tuple[float, float]:
+        """Return Zhang and Grabchak's estimates of KL(P || Q) and KL(Q || P)."""
         of_p, of_q = self._effective()
-        return float(zhang_grabchak(of_q, of_p))
+        return float(zhang_grabchak(of_p, of_q)), float(zhang_grabchak(of_q, of_p))
 
     def contributions(self) -> Floats:
         """Return each bin's term of Zhang and Grabchak's estimate of the generalized KL divergence."""
         influence = kl_influence(*self._effective())[0].numpy()
-        return self.p * (influence + self.zhang_grabchak()) - self.p + self.q
+        return self.p * (influence + self.zhang_grabchak()[0]) - self.p + self.q
 
     def jensen_shannon(self) -> float:
         """Return the entropy of the mixture minus the mean of P's and Q's entropies.
