@@ -54,7 +54,7 @@ from kullback.nn import KLRegularizer, kl_per_dimension
 from kullback.parallel import workers
 from kullback.tables import Profile
 from kullback.tables.engines.engine import TableCounter
-from kullback.tables.engines.worker_tables import _packed, merged
+from kullback.tables.engines.parts import _packed, merged
 from tests.message_readers import plain_raises, readers_in
 from tests.refusals import parts, refused
 
@@ -399,7 +399,7 @@ OTHER_LIBRARIES = {
     "tables/engines/file_table.py": ["str(error).split"],
     "diagnosis/values.py": ["str(error).splitlines"],  # of torch: its first line
     "io/vectors.py": ["'allow_pickle' not in str(error)"],  # of NumPy
-    "tables/engines/worker_tables.py": ["str(error).lower"],  # of Spark
+    "tables/engines/spark_table.py": ["str(error).lower"],  # of Spark
     "common/files.py": ["reason = getattr(error, 'strerror', None) or str(error)"] * 2,  # of the system
     "io/source_files.py": [
         "got = str(error) or 'its end before that'",

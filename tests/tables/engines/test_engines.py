@@ -16,11 +16,11 @@ from kullback import compare_tables
 from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
 from kullback.tables.columns.types import arrow_field
-from kullback.tables.engines import BatchTable, worker_tables
+from kullback.tables.engines import BatchTable, spark_table
 from kullback.tables.engines.batch_tables import ArrowTable
 from kullback.tables.engines.counters import counter_of
 from kullback.tables.engines.engine import Batch, TableCounter
-from kullback.tables.engines.worker_tables import merged
+from kullback.tables.engines.parts import merged
 from tests.refusals import refused
 from tests.tables.frames import HERE, as_dask, as_spark, mixed_table
 
@@ -242,8 +242,8 @@ def test_a_spark_worker_needs_pyarrow_and_numpy_alone(weights, table, profile):
         if each.name != weights
     }
     counter = TableCounter(columns, weights=weights)
-    work = partial(worker_tables._counted, fields=fields, counter=counter)
-    with worker_tables._sent_to_workers():
+    work = partial(spark_table._counted, fields=fields, counter=counter)
+    with spark_table._sent_to_workers():
         sent = cloudpickle.dumps((work, table.select(names)))
     done = subprocess.run([sys.executable, "-c", WORKER], input=sent, capture_output=True, check=False)
     assert not done.returncode, done.stderr.decode()

@@ -15,8 +15,9 @@ from kullback.tables.engines.batch_tables import (
     PolarsTable,
     not_a_table,
 )
+from kullback.tables.engines.dask_table import DaskTable
 from kullback.tables.engines.engine import Caller, Table
-from kullback.tables.engines.worker_tables import DaskTable, SparkTable
+from kullback.tables.engines.spark_table import SparkTable
 
 
 def open_table(frame: object, caller: Caller | None = None) -> Table:
