@@ -33,9 +33,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kullback.common.arrays import Floats
 from kullback.common.inference import false_discovery_rates
@@ -315,7 +316,7 @@ def _on_one_grid(p: ColumnProfile, q: ColumnProfile) -> tuple[Floats, Floats]:
     return a, b
 
 
-def _cumulative(weights: Floats) -> Floats:
+def _cumulative(weights: NDArray[Any]) -> Floats:
     """Return the cumulative proportions along the last dimension."""
     total = weights.sum(-1, keepdims=True)
     return np.cumsum(weights, -1) / np.where(total > 0, total, 1)
@@ -327,7 +328,7 @@ def _residuals(weights: Floats) -> Floats:
     return (below - rows * below.sum(0) / rows.sum()) / rows.sum()
 
 
-def _tail(statistic: float, weights: Floats, covariance: Floats) -> float:
+def _tail(statistic: float, weights: NDArray[Any], covariance: Floats) -> float:
     """Return the probability of a statistic at least this large, if the differences have this covariance."""
     root = np.sqrt(weights)
     values = np.linalg.eigvalsh(root[:, None] * covariance * root)
@@ -337,7 +338,7 @@ def _tail(statistic: float, weights: Floats, covariance: Floats) -> float:
     return _chi_square_sum_tail(statistic, values)
 
 
-def _chi_square_sum_tail(x: float, weights: Floats) -> float:
+def _chi_square_sum_tail(x: float, weights: NDArray[Any]) -> float:
     """Return P(sum of weighted chi-square variables of one degree of freedom > x), by Lugannani and Rice's formula."""
     from scipy.optimize import brentq
     from scipy.special import ndtr
