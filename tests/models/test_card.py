@@ -142,7 +142,9 @@ def test_a_setting_that_is_not_the_reference_s_is_refused(
 
 @pytest.mark.parametrize("independent", [False, True])
 def test_notes_name_the_units_of_the_intervals(*, independent: bool) -> None:
-    for text, units in ((WORDS, "65 windows"), (DOCUMENTS, "15 documents")):
+    words = 4 * WORDS
+    documents = [words[place : place + 150] for place in range(0, 1500, 100)]
+    for text, units in ((words, "65 windows"), (documents, "15 documents")):
         result = compare_models(BASE, NEAR, text, cut=CUT, run=Run(independent=independent))
         notes = result.candidates[0].comparison.notes
         assert any(f"assume that the {units} are" in note for note in notes) or not independent
@@ -151,7 +153,7 @@ def test_notes_name_the_units_of_the_intervals(*, independent: bool) -> None:
             "windows"
             if units == "65 windows" and independent
             else "documents"
-            if text is DOCUMENTS
+            if text is documents
             else "blocks"
         )
         assert f"of all {unseen} may be of unseen kinds" in str(document(result).brief)

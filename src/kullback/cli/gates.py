@@ -287,7 +287,7 @@ def judge_rows(limit: Limit, compared: Sequence[Compared]) -> Judged:
             each.name,
             judge_comparison(limit, *each[1:4]) if limit.column is None else _judge_group(limit, each),
         )
-        for each in compared
+        for each in (Compared(*row) for row in compared)
     ]
     if len(judged) > 1:
         judged = [

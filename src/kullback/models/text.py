@@ -199,7 +199,7 @@ class Cut:
         >>> Cut(context=2)
         Traceback (most recent call last):
             ...
-        kullback.errors.ArgumentValueError: Cut(context=...): wanted an integer of 3 or more; got 2. Write: context=512
+        kullback.errors.ArgumentValueError: Cut(context=...): wanted an integer of 3 or more, or None; got 2. Write: ...
     """
 
     context: int | None = None

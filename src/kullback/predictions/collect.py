@@ -247,7 +247,7 @@ class Collector:
             notes=[*notes, *self._notes(labels), *_caveats(p, q)],
             llama_cpp=None if self._llama_cpp is None else self._llama_cpp.statistics(),
             unseen=self._unseen_share() if self._bootstrap else 0.0,
-            units=self._units()[0],
+            independent_units=self._units()[0],
             further={each.name: self._titled(each) for each in self.further},
             groups=self._comparisons(p, q),
         )

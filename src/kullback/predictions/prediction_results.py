@@ -246,11 +246,11 @@ class Comparison(Shown):
         quantiles_exact: whether the quantiles are exact; if not, they come from a sketch.
         notes: remarks on the results, as sentences.
         llama_cpp: the numbers that llama.cpp would print, or None if they were not requested.
-        unseen: the largest share of `units`, at 95 % confidence, that may be of a kind that is absent from the data.
-            The interval of KL(P || Q) does not allow for such a kind. The share is 0 if the interval is wide enough
-            for such a kind.
-        units: what intervals assume to be independent: ``"rows"``, ``"blocks"`` of dependent ones, ``"clusters"``, or
-            for language models ``"windows"`` or ``"documents"``.
+        unseen: the largest share of `independent_units`, at 95 % confidence, that may be of a kind that is absent from
+            the data. The interval of KL(P || Q) does not allow for such a kind. The share is 0 if the interval is wide
+            enough for such a kind.
+        independent_units: what intervals assume to be independent: ``"rows"``, ``"blocks"`` of dependent ones,
+            ``"clusters"``, or for language models ``"windows"`` or ``"documents"``.
         further: the results of the statistics that `register_statistic` added, by name.
         groups: the comparison of the rows of each group, by name; empty without groups. It has no worst rows, and its
             segments are of the rows of the group alone.
@@ -278,7 +278,7 @@ class Comparison(Shown):
     notes: list[str]
     llama_cpp: LlamaCppStatistics | None = None
     unseen: float = 0.0
-    units: str = "rows"
+    independent_units: str = "rows"
     further: dict[str, TitledValue] = field(default_factory=dict)
     groups: dict[str, Comparison] = field(default_factory=dict)
     against_rest: dict[str, Value[float]] = field(default_factory=dict)

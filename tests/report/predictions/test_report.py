@@ -310,6 +310,7 @@ def test_the_names_in_version_3_of_the_schema_stay():
         "notes": [None],
         "llama_cpp": None,
         "unseen": None,
+        "independent_units": None,
     }
 
 

@@ -25,8 +25,9 @@ The document is one object with ``"schema": "kullback.predictions/3"``, and the 
 * ``gates``, if you set limits: ``passed`` (boolean), ``outcome`` (``"passed"``, ``"failed"``, ``"unclear"``) and
   ``limits``, objects with ``limit``, ``passed``, ``outcome``, ``failures`` and ``unclear`` (sentences), and
   ``broken_by`` and ``unclear_for`` (empty).
-* ``unseen``: the largest proportion of rows (or blocks or clusters) that may be of a kind absent from these data; 0 if
-  the ``interval`` of ``kl_pq`` takes such rows into account.
+* ``independent_units``: what intervals assume to be independent: ``"rows"``, ``"blocks"``, ``"clusters"``,
+  ``"windows"`` or ``"documents"``; ``unseen``: the largest proportion of them that may be of a kind absent from these
+  data; 0 if the ``interval`` of ``kl_pq`` takes such units into account.
 * ``further``, if statistics were registered: for each statistic, ``title``, ``mean``, ``standard_error``,
   ``interval``, ``reason``.
 * ``groups``, if there are groups: for each group, these attributes of its rows, without ``worst``, and

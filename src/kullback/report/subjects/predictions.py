@@ -205,7 +205,7 @@ def brief_remarks(comparison: Comparison) -> list[str]:
         return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
     if not comparison.unseen:
         return []
-    share = f"{percent(comparison.unseen)} of all {comparison.units}"
+    share = f"{percent(comparison.unseen)} of all {comparison.independent_units}"
     return [f"Up to {share} may be of unseen kinds; the interval excludes them."]
 
 
@@ -570,7 +570,7 @@ def unseen(comparison: Comparison) -> str:
     """Return a sentence about unseen kinds of rows, which the interval leaves out; empty if there are none."""
     if not comparison.unseen:
         return ""
-    units, share = comparison.units, percent(comparison.unseen)
+    units, share = comparison.independent_units, percent(comparison.unseen)
     kinds = f"Kinds of {units} that these data lack may be up to {share} of all {units}"
     return f"{kinds}; the interval does not include them."
 
