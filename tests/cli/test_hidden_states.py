@@ -87,9 +87,9 @@ def test_a_similar_model_as_the_head_is_named_in_the_short_output(root: Path, tm
     ):  # of several, the warning names one
         result = run("compare", base, served, *others, "--head", base)
         assert result.exit_code == 0, result.output
-        words = " ".join(result.output.split())
-        assert f"{name}: warning: the hidden states differ from those of" in words
-    assert "more than rounding does; another model may have made them (--head)" in words
+        words = "".join(result.output.split())  # a long path is broken at the end of a line
+        assert f"{name}: warning: the hidden states differ from those of".replace(" ", "") in words
+    assert "more than rounding does; another model may have made them (--head)".replace(" ", "") in words
     assert "warning" not in run("compare", base, root / "base.hidden", "--head", base).output
 
 
