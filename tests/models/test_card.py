@@ -21,6 +21,7 @@ from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, Ku
 from kullback.io import Reference
 from kullback.io.arrays import encoded_header
 from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
+from kullback.models.recording import weights_hash
 from kullback.models.text import documents_of_runs, take_texts
 from kullback.report.document import Findings
 from kullback.report.subjects import document
@@ -204,6 +205,16 @@ def test_a_card_is_a_candidate_too(made: tuple[ModelComparison, Path]) -> None:
         means(of_card).popitem()[1] == means(compare_models(NEAR, made[1] / "reference.klref")).popitem()[1]
     )
     assert of_card.notes == []
+
+
+def test_a_model_in_memory_has_no_hash_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.chdir(tmp_path)
+    assert weights_hash(BASE) is None
+    assert weights_hash(".") == hashlib.sha256(b"weights").hexdigest()
 
 
 def test_objects_have_no_command_of_their_own(made: tuple[ModelComparison, Path]) -> None:

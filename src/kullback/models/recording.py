@@ -311,8 +311,10 @@ def _hash_of_text(texts: object) -> str | None:
 
 
 def weights_hash(model: object) -> str | None:
-    """Return the SHA-256 of a model's weight files in the order of their names; None if there are no such files."""
-    path = Path(model) if isinstance(model, str | os.PathLike) else Path()
+    """Return the SHA-256 of a model's weight files in the order of their names; None without files, as in memory."""
+    if not isinstance(model, str | os.PathLike):
+        return None
+    path = Path(model)
     files = [path] if path.suffix.lower() == ".gguf" and path.is_file() else []
     if (path / "config.json").is_file():
         files = sorted(each for pattern in ("*.safetensors", "*.bin") for each in path.glob(pattern))

@@ -131,8 +131,8 @@ def compare_counts(
     number = _number_of_draws(POSTERIOR_DRAWS, len(a), confidence)
     posterior = (_posterior(a, random, number), _posterior(b, random, number)) if sparse else None
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
-    contributions[occupied] = case.contributions()
     forward, backward = case.zhang_grabchak()
+    contributions[occupied] = case.contributions(forward)
     # A bin may have no rows on one side. If chance may explain this, the posterior bounds the divergence.
     most = MOST_MISSING if sparse else 0.0
     no_q = float(case.p[b == 0].max(initial=0.0)) * m > most
@@ -247,10 +247,10 @@ class _Comparison:
         of_p, of_q = self._effective()
         return float(zhang_grabchak(of_p, of_q)), float(zhang_grabchak(of_q, of_p))
 
-    def contributions(self) -> Floats:
-        """Return each bin's term of Zhang and Grabchak's estimate of the generalized KL divergence."""
+    def contributions(self, forward: float) -> Floats:
+        """Return each bin's term of Zhang and Grabchak's estimate `forward` of the generalized KL divergence."""
         influence = kl_influence(*self._effective())[0].numpy()
-        return self.p * (influence + self.zhang_grabchak()[0]) - self.p + self.q
+        return self.p * (influence + forward) - self.p + self.q
 
     def jensen_shannon(self) -> float:
         """Return the entropy of the mixture minus the mean of P's and Q's entropies.
