@@ -145,9 +145,16 @@ def test_a_gate_that_an_error_about_a_file_names_is_a_gate_of_a_file(remedy: str
     assert run(*PREDICTIONS, config=f'as = "logits"\n{remedy}').exit_code in (0, 3)
 
 
-@pytest.mark.parametrize("path", ["none.toml", ".", "/dev/zero"])
-def test_a_path_that_is_no_file_is_refused(path: str) -> None:
-    one_line(CliRunner().invoke(kullback, [*PREDICTIONS, "--config", path]), path)
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("none.toml", "--config none.toml: wanted a readable file; got No such file or directory; check the path"),
+        (".", "--config .: wanted a readable file; got Is a directory; check the path"),
+        ("/dev/zero", "--config = /dev/zero: wanted a file"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_no_file_is_refused(path: str, said: str) -> None:
+    one_line(CliRunner().invoke(kullback, [*PREDICTIONS, "--config", path]), said)
 
 
 @pytest.mark.parametrize("output", ["--json", "--html", "--markdown"])

@@ -56,12 +56,17 @@ def _parsed(path: Path) -> Mapping[str, object]:
     from kullback.common.files import check_input
 
     check_input(path, "--config")
+    place = f"--config {printable(path, LONGEST_NAME)}"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        got = error.strerror or type(error).__name__
+        raise FileError.at(
+            place, "--config", wanted="a readable file", got=got, instead="check the path"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = printable(error, LONGEST_NAME)
         instead = 'write lines such as fail-above = ["mean=0.01"]'
-        place = f"--config {printable(path, LONGEST_NAME)}"
         raise FileError.at(place, "--config", wanted="a file of TOML", got=reason, instead=instead) from None
 
 
