@@ -181,7 +181,8 @@ class GGUFModel(LanguageModel):
             raise self.error(
                 wanted="a window that llama.cpp can evaluate",
                 got=f"llama.cpp could not evaluate a window ({_last(log)}, code {code})",
-                instead="try a smaller context, or run the models one after the other (--one-at-a-time)",
+                instead="take a smaller context (--context), or run the models one after the other "
+                "(--one-at-a-time)",
                 wording=BY_EVENT,
             )
         return sum(wanted[place] for place in places)
@@ -206,8 +207,8 @@ class GGUFModel(LanguageModel):
             raise self.error(
                 wanted="windows that llama.cpp can read",
                 got=f"llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)})",
-                instead="if memory ran out, take a smaller context or run the models one after the other "
-                "(--one-at-a-time)",
+                instead="if memory ran out, take a smaller context (--context), or run the models one after the "
+                "other (--one-at-a-time)",
                 wording=BY_EVENT,
             )
         return context
