@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -97,12 +98,8 @@ def subject_of(
 ) -> Subject:
     """Return whether the sides of a comparison (P, then one or several Q) are predictions, tables or models.
 
-    Arguments:
-        sides: paths or objects.
-        has_text: whether the caller passed a text to compare models on.
-        has_row_options: whether an option applies to predictions and not to tables.
-        hub: whether a name may be the name of a model on the Hugging Face hub.
-        frames_hold_rows: whether data frames are predictions, because the caller states their representation.
+    `has_text` is for a text to compare models on, and `has_row_options` for an option of predictions alone. With `hub`,
+    a name may be a model's on the Hugging Face hub. With `frames_hold_rows`, data frames are predictions.
     """
     if has_text:
         return "models"
@@ -167,18 +164,8 @@ def _are_tables(names: list[str]) -> bool:
 
 
 def _function(subject: Subject) -> Callable[..., Any]:
-    """Return the function that compares the subject, and import only the modules of this function."""
-    if subject == "predictions":
-        from kullback.predictions import compare_predictions
-
-        return compare_predictions
-    if subject == "tables":
-        from kullback.tables import compare_tables
-
-        return compare_tables
-    from kullback.models import compare_models
-
-    return compare_models
+    """Return the function that compares the subject, and import only the package of this function."""
+    return getattr(import_module(f"kullback.{subject}"), _CALLS[subject])
 
 
 def _options_of(subject: Subject) -> list[str]:
@@ -193,7 +180,7 @@ def _unknown_options(subject: Subject, unknown: list[str]) -> ArgumentTypeError:
         for name in unknown
         if name in _options_of(other)
     ]
-    names = list(_options_of(subject))
+    names = _options_of(subject)
     example = f"compare(a, b) with one of {', '.join(names)}"
     return invalid_type(
         "compare",

@@ -166,9 +166,7 @@ class Draws:
     @property
     def effective(self) -> float:
         """Kish's effective sample size of the weights."""
-        return (
-            float(self.tensor.shape[0]) if self.weights is None else effective_number(self.weights, len(self))
-        )
+        return effective_number(self.weights, len(self))
 
     def variance(self, influence: Array) -> float:
         """Return the variance of the sum of `influence`, shape (n,), where draws within a cluster may be dependent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -265,24 +266,23 @@ def added(there: Evidence, back: Evidence) -> Evidence:
 
     The standard error is the sum of both standard errors, because the errors may be correlated.
     """
+    both = _combined(there, back, there.value + back.value, operator.add, operator.add, operator.add)
+    if there.method == back.method:
+        return both
+    note = f"One direction was estimated by {there.method}, the other by {back.method}."
+    return replace(noted(both, after=[note]), method="auto")
+
+
+def _combined(one: Evidence, other: Evidence, value: Any, *functions: Callable[[Any, Any], Any]) -> Evidence:
+    """Return `one` with a value, the notes of both, and functions of both lower limits, upper limits and errors."""
+    low, high, of_errors = functions
     ends = error = None
-    if there.ends is not None and back.ends is not None:
-        ends = there.ends[0] + back.ends[0], there.ends[1] + back.ends[1]
-    if there.error is not None and back.error is not None:
-        error = there.error + back.error
-    method, notes = there.method, [*dict.fromkeys((*there.notes, *back.notes))]
-    if there.method != back.method:
-        method = "auto"
-        notes.append(f"One direction was estimated by {there.method}, the other by {back.method}.")
-    return replace(
-        there,
-        value=there.value + back.value,
-        ends=ends,
-        error=error,
-        notes=notes,
-        method=method,
-        without_interval=ends is None,
-    )
+    if one.ends is not None and other.ends is not None:
+        ends = low(one.ends[0], other.ends[0]), high(one.ends[1], other.ends[1])
+    if one.error is not None and other.error is not None:
+        error = of_errors(one.error, other.error)
+    notes = [*dict.fromkeys((*one.notes, *other.notes))]
+    return replace(one, value=value, ends=ends, error=error, notes=notes, without_interval=ends is None)
 
 
 def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
@@ -306,15 +306,7 @@ def of_two(one: Evidence, other: Evidence) -> Evidence:
 
     The interval is the smallest interval that contains both intervals. The standard error is the larger of the two.
     """
-    ends = error = None
-    if one.ends is not None and other.ends is not None:
-        low, high = zip(one.ends, other.ends, strict=True)
-        ends = min(low), max(high)
-    if one.error is not None and other.error is not None:
-        error = max(one.error, other.error)
-    notes = [*dict.fromkeys((*one.notes, *other.notes))]
-    value = (one.value + other.value) / 2
-    return replace(one, value=value, ends=ends, error=error, notes=notes, without_interval=ends is None)
+    return _combined(one, other, (one.value + other.value) / 2, min, max, max)
 
 
 def opened(evidence: Evidence, largest: float) -> Evidence:

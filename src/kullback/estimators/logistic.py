@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kullback.common.arrays import Flags
-from kullback.estimators.draws import Array, Integers
+from kullback.estimators.draws import Array, Draws, Integers
 
 # Newton's method takes at most this number of steps, and stops earlier if the loss no longer decreases.
 _MOST_STEPS = 50
@@ -26,6 +26,16 @@ class Labeled:
     from_p: Flags
     weights: Array
     units: Integers
+
+    @classmethod
+    def of(cls, p: Draws, q: Draws, x: Array | None = None) -> Labeled:
+        """Return the pooled draws of both sides, or the points x in their place."""
+        return cls(
+            np.concatenate([p.x, q.x]) if x is None else x,
+            np.arange(len(p) + len(q)) < len(p),
+            np.concatenate([side.shares * len(side) for side in (p, q)]),
+            np.concatenate([p.units, q.units + p.groups]),
+        )
 
     def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
         """Return the draws with the indices `chosen` or, if `chosen` is a mask, the draws in the mask."""

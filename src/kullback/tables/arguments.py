@@ -41,16 +41,11 @@ def names_of(call: str, argument: str, names: Sequence[str] | None) -> list[str]
     """
     if names is None:
         return None
-    listed = None if isinstance(names, str) else _strings(names)
-    if listed is None:
+    if (listed := _strings(names)) is None:
         is_single = isinstance(names, str)
-        raise invalid_type(
-            call,
-            argument,
-            wanted="a list of names of columns",
-            got=f"the string {quoted(names)}" if is_single else printable(safe_repr(names), LONGEST_NAME),
-            instead={argument: [names if is_single else "amount"]},
-        )
+        got = f"the string {quoted(names)}" if is_single else printable(safe_repr(names), LONGEST_NAME)
+        instead = {argument: [names if is_single else "amount"]}
+        raise invalid_type(call, argument, wanted="a list of names of columns", got=got, instead=instead)
     return listed
 
 
@@ -91,7 +86,7 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
     """Return groups of two or more columns as tuples; refuse other groups."""
     several: Any = joint
     groups = list(several) if hasattr(several, "__iter__") and not isinstance(several, str) else [None]
-    listed = [None if isinstance(group, str) else _strings(group) for group in groups]
+    listed = list(map(_strings, groups))
     if any(names is None or len(set(names)) < 2 for names in listed):
         raise invalid_value(
             call,
@@ -143,8 +138,8 @@ def no_further_column(
 
 
 def _strings(value: object) -> list[str] | None:
-    """Return an iterable of strings as a list; None for any other value."""
-    if not hasattr(value, "__iter__"):
+    """Return an iterable of strings as a list; None for a single string and for any other value."""
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
         return None
     values = list(cast("Any", value))
     return values if all(isinstance(value, str) for value in values) else None

@@ -60,7 +60,13 @@ from kullback.tables.table_findings import (
     unshared_categories,
 )
 from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
-from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
+from kullback.tables.table_results import (
+    DIVERGENCES,
+    ColumnComparison,
+    JointComparison,
+    TableComparison,
+    least,
+)
 
 CALL = "compare_tables"
 
@@ -349,8 +355,7 @@ class _Sides:
         measured = compared.divergences
         if is_open:
             notes.append("there are too few independent blocks of rows for intervals and a test")
-            names = ("kl_pq", "kl_qp", "js", "psi", "tv")
-            values = {name: Value(getattr(measured, name).value, None, None) for name in names}
+            values = {name: Value(getattr(measured, name).value, None, None) for name in DIVERGENCES}
             measured = replace(measured, **values, p_value=math.nan, p_adjusted=math.nan)
             compared = compared._replace(words=None)
         return compared._replace(divergences=replace(measured, notes=(*measured.notes, *notes)))

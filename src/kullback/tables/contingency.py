@@ -39,7 +39,7 @@ from kullback.tables.inference.significance import (
 )
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
-from kullback.tables.table_results import Bin, Divergences
+from kullback.tables.table_results import DIVERGENCES, Bin, Divergences
 
 
 @dataclass(frozen=True)
@@ -286,15 +286,11 @@ def divergences(
         p_value = of_tests_on_the_same_rows([statistics.p_value, words.p_value])
         psi_of_words = words.psi if words.p_value < 1 - settings.confidence else 0.0
     compared = Divergences(
-        statistics.kl_pq,
-        statistics.kl_qp,
-        statistics.js,
-        statistics.psi,
-        statistics.tv,
-        p_value,
-        p_value,
-        _shown(table, pooled, statistics.contributions),
-        tuple(f"{text[0].upper()}{text[1:]}." if code else text for code, text in remarks),
+        **{name: getattr(statistics, name) for name in DIVERGENCES},
+        p_value=p_value,
+        p_adjusted=p_value,
+        bins=_shown(table, pooled, statistics.contributions),
+        notes=tuple(f"{text[0].upper()}{text[1:]}." if code else text for code, text in remarks),
     )
     findings = [finding(code, f"{name}: {message}", column) for code, message in remarks if code]
     ks = None if ordered is None or math.isnan(ordered.distance) else ordered.distance
@@ -477,19 +473,15 @@ def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin
         frequency = np.maximum(a / max(a.sum(), 1e-300), b / max(b.sum(), 1e-300))[:number]
         order, most = np.argsort(-frequency, kind="stable"), MOST_BINS - len(groups)
         order, rest = (order, rest) if number <= most else (order[: most - 1], order[most - 1 :])
-    bins: list[Bin] = []
-    for index in order.tolist():
-        low, high = table.ends[int(pooled.frequent[index])] or (None, None)
-        label = table.labels[int(pooled.frequent[index])]
-        bins.append(Bin(label, low, high, float(a[index]), float(b[index]), float(parts[index])))
+
+    def bin_of(label: str, index: Any, ends: tuple[float, float] | None = None) -> Bin:
+        return Bin(label, *(ends or (None, None)), *(float(side[index].sum()) for side in (a, b, parts)))
+
+    places = zip(order.tolist(), pooled.frequent[order].tolist(), strict=True)
+    bins = [bin_of(table.labels[place], index, table.ends[place]) for index, place in places]
     if len(rest):
-        bins.append(
-            Bin(f"{len(rest):,} others", None, None, *(float(side[rest].sum()) for side in (a, b, parts)))
-        )
-    for index in groups:
-        label = pooled.groups[index - number]
-        bins.append(Bin(label, None, None, float(a[index]), float(b[index]), float(parts[index])))
-    return tuple(bins)
+        bins.append(bin_of(f"{len(rest):,} others", rest))
+    return (*bins, *(bin_of(pooled.groups[index - number], index) for index in groups))
 
 
 def _remarks(

@@ -17,7 +17,6 @@ from kullback.tables.columns.text_types import evidence_of_categories, identifie
 from kullback.tables.columns.written_numbers import shares
 
 if TYPE_CHECKING:
-    from kullback.results.finding import Finding
     from kullback.tables.columns.column_profile import ColumnProfile
     from kullback.tables.columns.types import Field
     from kullback.tables.table_profile import Profile

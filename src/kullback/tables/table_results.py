@@ -94,6 +94,9 @@ class Divergences:
     notes: tuple[str, ...]
 
 
+DIVERGENCES = ("kl_pq", "kl_qp", "js", "psi", "tv")
+
+
 class _Comparison(Divergences, ABC):
     """Divergences with the names of their columns."""
 

@@ -8,8 +8,9 @@ import scipy.optimize
 import scipy.stats
 import torch
 
+from kullback.estimators.discrete.categorical_estimators import zhang_grabchak
 from kullback.estimators.discrete.count_intervals import has_upper_end, kl_interval
-from kullback.estimators.discrete.formulas import FEWEST_DRAWS, CategoryCounts, zhang_grabchak
+from kullback.estimators.discrete.formulas import FEWEST_DRAWS, CategoryCounts
 
 
 def counts(*values: int) -> torch.Tensor:
@@ -103,7 +104,7 @@ def test_the_ends_are_the_roots_of_their_equation(inflation, spread, confidence)
     a, b = counts(300, 200, 100, 50), counts(60, 180, 250, 160)
     scale = float(1 / a.sum() + 1 / b.sum())
     change, of_equal = CategoryCounts(a, b).correction, 1.5 * scale  # (K - 1) / 2 (1 / n + 1 / m)
-    estimate = float(zhang_grabchak(a, b) + change.shrunken)
+    estimate = float(zhang_grabchak.of_counts(a, b) + change.shrunken)
     # Dependence multiplies the part of a variance that grows with t alone.
     share = of_equal / (estimate + of_equal / 2)
     variances = [
@@ -130,7 +131,7 @@ def test_near_equality_the_variance_is_that_of_a_chi_square():
     assert float(low) == 0
     # t of which T = 0 is not rejected: t^2 = z^2 (S + t c) with half of c's limit, 2 (1 / n + 1 / m), at T = 0.
     change = CategoryCounts(a, a).correction
-    assert -1.01 * scale < float(zhang_grabchak(a, a) + change.shrunken) <= 0
+    assert -1.01 * scale < float(zhang_grabchak.of_counts(a, a) + change.shrunken) <= 0
     assert float(CategoryCounts(a, a).second_order.variance) == pytest.approx(scale**2, rel=0.05)
     s = float(CategoryCounts(a, a).second_order.variance + change.variance)
     # With three categories (K - 1) / 2 is 1; the first-order variance is all but 0.
@@ -172,7 +173,7 @@ def plain_interval(a, b, z: float, *, bins: bool = False) -> tuple[float, float]
     def roots(x, y, shrunken: float, added: float) -> np.ndarray:
         scale, dof = float(1 / x.sum() + 1 / y.sum()), int(((x > 0) & (y > 0)).sum()) - 1
         of_equal = max(dof, 0) / 2 * scale
-        estimate = max(0.0, float(zhang_grabchak(x, y)) + shrunken)
+        estimate = max(0.0, float(zhang_grabchak.of_counts(x, y)) + shrunken)
         first = float(sum(CategoryCounts(x, y).variances))
         floor = (first + 2 * scale * of_equal) / (estimate + 2 * of_equal)
         c = max(first / (estimate + of_equal), min(floor, 2 * scale))
@@ -206,12 +207,12 @@ def plain_interval(a, b, z: float, *, bins: bool = False) -> tuple[float, float]
         moved = torch.cat([torch.where(only_q, 0, y), y[only_q].sum()[None]])
         half_q = torch.cat([y, torch.tensor([0.5 if only_p.any() else 0.0])])
         moved_p = torch.cat([torch.where(only_p, 0, x), x[only_p].sum()[None]])
-        few = float(zhang_grabchak(x, y)) + (more[0] if more else 0.0) + with_few(x, y)[0]
+        few = float(zhang_grabchak.of_counts(x, y)) + (more[0] if more else 0.0) + with_few(x, y)[0]
         pairs = ((x, y), (half, moved), (moved_p, half_q))
         return min(few, *(roots(*pair, *more)[0] for pair in pairs))
 
     more = float(change.shrunken), float(change.variance)
-    high = max(roots(a, b, *more)[1], float(zhang_grabchak(a, b)) + more[0] + with_few(a, b)[1])
+    high = max(roots(a, b, *more)[1], float(zhang_grabchak.of_counts(a, b)) + more[0] + with_few(a, b)[1])
     high = high + 1.5 * max(0.0, float(change.predicted))
     low = least(a, b, *more) + min(0.0, float(change.predicted))
     if max(a[b == 0].sum(), a[a == 1].sum()) * 20 > a.sum():

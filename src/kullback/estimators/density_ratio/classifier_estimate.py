@@ -173,7 +173,7 @@ def density_ratio(
     if span.infinite:
         return infinite(span.infinite, n)
     sides = span.p, span.q
-    draws = _labeled(*sides)
+    draws = Labeled.of(*sides)
     rng = rng_of(p, q)
     seed = int(rng.integers(2**31))
     deep, halves = (
@@ -426,11 +426,10 @@ def _gaussian(p: Draws, q: Draws) -> _RatioValue:
     At P = Q, the first-order variance is 0, and only the second-order variance remains.
     """
     n, m = (_independent(side) for side in (p, q))
-    result = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
+    value, *influence = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
     d = p.x.shape[1]
     second_order = 0.5 * (d + d * (d + 1) / 2) * (1 / n + 1 / m) ** 2
-    influence = np.concatenate([result.influence_p, result.influence_q])
-    return _RatioValue(result.value, influence, math.sqrt(second_order))
+    return _RatioValue(value, np.concatenate(influence), math.sqrt(second_order))
 
 
 def _independent(side: Draws) -> float:
@@ -489,7 +488,12 @@ def _evidence(
     unseen = unseen_in_scores(pairs, p.shares, number, log_ratios=True)
     if rest is None:
         return replace(evidence, beyond=partial(upper_end, unseen))
-    return replace(evidence, beyond=lambda half_width: _together(upper_end(unseen, half_width), rest))
+
+    def beyond(half_width: float) -> Shift:
+        nats, note = upper_end(unseen, half_width)
+        return Shift(nats + rest.nats, " ".join(filter(None, (note, rest.note))))
+
+    return replace(evidence, beyond=beyond)
 
 
 def _few_draws(p: Draws, q: Draws) -> list[str]:
@@ -499,10 +503,6 @@ def _few_draws(p: Draws, q: Draws) -> list[str]:
         return []
     advice = "If each row has all draws of one component, pass Samples(x, dim=0)."
     return [f"There are fewer draws ({draws}) than components ({components}). {advice}"]
-
-
-def _together(one: Shift, other: Shift) -> Shift:
-    return Shift(one.nats + other.nats, " ".join(filter(None, (one.note, other.note))))
 
 
 def _from_scores(
@@ -552,15 +552,6 @@ def _check_sides(call: str, p: Draws, q: Draws, folds: int) -> None:
                 if draws.groups < draws.x.shape[1]
                 else "more draws, or kl_estimate(p, q, method='nearest_neighbors')",
             )
-
-
-def _labeled(p: Draws, q: Draws) -> Labeled:
-    return Labeled(
-        np.concatenate([p.x, q.x]),
-        np.arange(len(p) + len(q)) < len(p),
-        np.concatenate([side.shares * len(side) for side in (p, q)]),
-        np.concatenate([p.units, q.units + p.groups]),
-    )
 
 
 def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:

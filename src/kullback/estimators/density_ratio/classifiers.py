@@ -38,24 +38,15 @@ from kullback.estimators.registry import seeded
 _FLAT = 1e-12
 
 
-@dataclass(frozen=True)
-class GaussianKL:
-    """The unbiased estimate of KL, and the influence of each draw of P and of Q on the estimate."""
+def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> tuple[float, Array, Array]:
+    """Return the unbiased estimate of KL between Gaussians, and the influence of each draw of P and of Q on it.
 
-    value: float
-    influence_p: Array
-    influence_q: Array
-
-
-def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> GaussianKL:
-    """Return the estimate of KL between Gaussians, from P's draws x and Q's draws y with the weights w and v.
-
-    The effective sample sizes are n and m.
+    P's draws x and Q's draws y have the weights w and v, and the effective sample sizes n and m.
     """
     d = x.shape[1]
     mean_p, covariance_p = _moments(x, w, n)
     mean_q, covariance_q = _moments(y, v, m)
-    precision, precision_p = _inverse(covariance_q), _inverse(covariance_p)
+    precision, precision_p = np.linalg.inv(covariance_q), np.linalg.inv(covariance_p)
     shift = mean_p - mean_q
     shrink = (m - d - 2) / (m - 1)
     trace = float(np.sum(precision * covariance_p)) * shrink
@@ -70,7 +61,7 @@ def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> G
     outside = _squares(z, precision) - _squares(u, covariance_p + np.outer(shift, shift))
     influence_p = w / w.sum() * (0.5 * (inside - np.average(inside, weights=w)))
     influence_q = v / v.sum() * (0.5 * (outside - np.average(outside, weights=v)) - u @ shift)
-    return GaussianKL(value, influence_p, influence_q)
+    return value, influence_p, influence_q
 
 
 def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array], Array]:
@@ -103,10 +94,6 @@ def _moments(x: Array, w: Array, n: float) -> tuple[Array, Array]:
     if float(np.linalg.eigvalsh(covariance / np.outer(scale, scale))[0]) < _FLAT:
         raise np.linalg.LinAlgError
     return mean, covariance
-
-
-def _inverse(covariance: Array) -> Array:
-    return np.asarray(np.linalg.inv(covariance), dtype=np.float64)
 
 
 def _squares(z: Array, matrix: Array) -> Array:

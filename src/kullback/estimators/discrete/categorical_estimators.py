@@ -6,7 +6,6 @@ clustered draws, the formulas use an effective number of independent draws.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -56,15 +55,6 @@ _NOTHING_SHARED = (
 _SEVERAL = 3
 
 
-def _declared(
-    p: Samples | Counts,
-    q: Samples | Counts,
-    *,
-    confidence: float = 0.95,
-    generator: torch.Generator | None = None,
-) -> Estimate: ...
-
-
 def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
     """Return the public estimator for a formula of counts.
 
@@ -72,18 +62,26 @@ def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
     """
     name = formula.__name__
 
-    def evidence(p: Any, q: Any, *, confidence: float, generator: object = None, **options: Any) -> Evidence:
+    def evidence(
+        p: Samples | Counts,
+        q: Samples | Counts,
+        *,
+        confidence: float = 0.95,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> Evidence:
         del generator
         table = count_categories(name, p, q)
         return described(table, formula(table.a, table.b, **options), confidence, name)
 
-    functools.update_wrapper(evidence, formula)
-    del cast("Any", evidence).__wrapped__
+    for attribute in ("__name__", "__qualname__", "__doc__"):
+        setattr(evidence, attribute, getattr(formula, attribute))
     estimator = cast("Any", from_draws(evidence, lambda _, p, q: (p, q)))
     options = list(inspect.signature(formula).parameters.values())[2:]
-    signature = inspect.signature(_declared)
     options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
-    estimator.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *options])
+    signature = inspect.signature(estimator)
+    arguments = list(signature.parameters.values())[:-1]
+    estimator.__signature__ = signature.replace(parameters=[*arguments, *options])
 
     def of_counts(a: Tensor, b: Tensor, *more: Any, **named: Any) -> Tensor:
         table = CategoryCounts.of(a, b)

@@ -267,11 +267,6 @@ class CategoryCounts:
         return torch.special.xlogy(p, p / q) + torch.special.xlogy(1 - p, (1 - p) / (1 - q))
 
 
-def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
-    """Return `CategoryCounts.estimate`."""
-    return CategoryCounts.of(a, b).estimate
-
-
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return the influence on KL of a draw of P in each category, times n, and of a draw of Q, times m.
 

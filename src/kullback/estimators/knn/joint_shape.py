@@ -48,12 +48,9 @@ def joint_shape(p: Draws, q: Draws) -> JointShape | None:
     p, q = p.taken(p.order), q.taken(q.order)
     features = spreads(np.ascontiguousarray(np.concatenate(with_normal_margins(p.x, q.x))))
     features = (features - features.mean(0)) / np.maximum(features.std(0), np.finfo(float).tiny)
-    number = len(p) + len(q)
-    weights = np.concatenate([side.shares * len(side) for side in (p, q)])
-    units = np.concatenate([p.units, q.units + p.groups])
-    draws = Labeled(features, np.arange(number) < len(p), weights, units)
-    half = (rng.permutation(int(units.max()) + 1) % 2)[units]
-    log_odds = np.empty(number)
+    draws = Labeled.of(p, q, features)
+    half = (rng.permutation(int(draws.units.max()) + 1) % 2)[draws.units]
+    log_odds = np.empty(len(features))
     for out in (half == 0, half == 1):
         coefficients = ridge_logistic(features[~out], draws.take(~out), _PENALTY)
         log_odds[out] = coefficients[0] + features[out] @ coefficients[1:]

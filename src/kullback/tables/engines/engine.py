@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kullback.common.arrays import Floats
     from kullback.tables.columns.bins import Bins
     from kullback.tables.columns.column_profile import ColumnProfile
-    from kullback.tables.engines.counters import JointCounter
 
 Ways = Mapping[str, Written]
 _UNPARSED = "\0unparsed"

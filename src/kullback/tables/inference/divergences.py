@@ -33,7 +33,7 @@ from kullback.common.inference import (
     unified_high,
     unified_low,
 )
-from kullback.estimators.discrete.formulas import kl_influence, zhang_grabchak
+from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.results.value import Interval, Value
 from kullback.tables.inference.rare_values import GROUPS, RareValues
 from kullback.tables.inference.sampling_error import (
@@ -129,10 +129,10 @@ def compare_counts(
     p_value = of_tests_on_the_same_rows([p_value, ordered])
     n, m = errors.effective
     number = _number_of_draws(POSTERIOR_DRAWS, len(a), confidence)
-    posterior = (_posterior(a, random, number), _posterior(b, random, number)) if sparse else None
+    # The posterior distributions of the proportions, with the prior of Jeffreys (1946).
+    posterior = (random.dirichlet(a + 0.5, number), random.dirichlet(b + 0.5, number)) if sparse else None
     case = _Comparison(a / a.sum(), b / b.sum(), n, m, errors, confidence, posterior)
-    forward, backward = case.zhang_grabchak()
-    contributions[occupied] = case.contributions(forward)
+    forward, backward, contributions[occupied] = case.zhang_grabchak()
     # A bin may have no rows on one side. If chance may explain this, the posterior bounds the divergence.
     most = MOST_MISSING if sparse else 0.0
     no_q = float(case.p[b == 0].max(initial=0.0)) * m > most
@@ -239,18 +239,12 @@ class _Comparison:
             min(self.n, self.m) < MIN_EFFECTIVE or min(self.errors.clusters or (MIN_CLUSTERS,)) < MIN_CLUSTERS
         )
 
-    def _effective(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.from_numpy(self.p * self.n), torch.from_numpy(self.q * self.m)
-
-    def zhang_grabchak(self) -> tuple[float, float]:
-        """Return Zhang and Grabchak's estimates of KL(P || Q) and KL(Q || P)."""
-        of_p, of_q = self._effective()
-        return float(zhang_grabchak(of_p, of_q)), float(zhang_grabchak(of_q, of_p))
-
-    def contributions(self, forward: float) -> Floats:
-        """Return each bin's term of Zhang and Grabchak's estimate `forward` of the generalized KL divergence."""
-        influence = kl_influence(*self._effective())[0].numpy()
-        return self.p * (influence + forward) - self.p + self.q
+    def zhang_grabchak(self) -> tuple[float, float, Floats]:
+        """Return the estimates of KL(P || Q) and KL(Q || P), and each bin's term of the generalized KL(P || Q)."""
+        counts = CategoryCounts(torch.from_numpy(self.p * self.n), torch.from_numpy(self.q * self.m))
+        forward, backward = float(counts.estimate), float(counts.reversed.estimate)
+        terms = self.p * (counts.influence_of_p.numpy() + forward) - self.p + self.q
+        return forward, backward, terms
 
     def jensen_shannon(self) -> float:
         """Return the entropy of the mixture minus the mean of P's and Q's entropies.
@@ -260,7 +254,7 @@ class _Comparison:
         """
         p, q, middle = self.p, self.q, (self.p + self.q) / 2
         if not isinstance(self.errors, IndependentRows):  # then a bin's count may be less than one row
-            return _jensen_shannon(p, q)[0] - self.errors.scale * self.errors.dof / 8
+            return _jensen_shannon_at(p, q)[0] - self.errors.scale * self.errors.dof / 8
         counts = 4 * middle**2 / (p / self.n + q / self.m)
         size = 4 / (1 / self.n + 1 / self.m)
         of_middle = _entropy(middle, counts, size)
@@ -276,7 +270,7 @@ class _Comparison:
         # Half a row is added to every bin to keep logarithms finite. The variance uses the same proportions.
         p = (self.p * self.n + 0.5) / (self.n + 0.5 * len(self.p))
         q = (self.q * self.m + 0.5) / (self.m + 0.5 * len(self.q))
-        plugin, of_p, of_q = function(p, q)
+        plugin, of_p, of_q = function.at(p, q)
         variance = self.errors.variance(of_p, of_q)
         if not (self.p.all() and self.q.all()):  # a bin without rows has an estimated variance of 0
             smoothed = multinomial_variance((p, q), (of_p, of_q), (self.n, self.m))
@@ -293,7 +287,7 @@ class _Comparison:
         if self.posterior is not None and not len(self.posterior[0]):
             low, high = 0.0, math.inf
         elif self.posterior is not None:
-            low, high = self._of_posterior(function(*self.posterior)[0], plugin)
+            low, high = self._of_posterior(function.at(*self.posterior)[0], plugin)
         else:
             alpha, x = 1 - self.confidence, dof + corrected / scale
             low, high = float(unified_low(x, dof, alpha)), float(unified_high(x, dof, alpha))
@@ -357,15 +351,6 @@ def _number_of_draws(least: int, bins: int, confidence: float) -> int:
     return needed if needed <= max(least, MOST_DRAWN // bins) else 0
 
 
-def _posterior(counts: Floats, random: np.random.Generator, number: int) -> Floats:
-    """Return `number` draws of the proportions given their counts, with Jeffreys' prior.
-
-    References:
-        An Invariant Form for the Prior Probability in Estimation Problems (Jeffreys, 1946)
-    """
-    return random.dirichlet(counts + 0.5, number)
-
-
 def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
     r"""Return the entropy :math:`-\sum p \log p` of proportions, corrected for the bias of few draws."""
     from scipy.special import digamma
@@ -386,9 +371,6 @@ class _Divergence:
     at: Callable[[Floats, Floats], tuple[Any, Floats, Floats]]
     curvature: float
     greatest: float = math.inf
-
-    def __call__(self, p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
-        return self.at(p, q)
 
 
 def _kl_at(p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
