@@ -131,10 +131,7 @@ def _check_indices(x: object, **others: object) -> None:
 
 
 def _without_masked(x: object, dim: int, weights: object, cluster: object) -> tuple[object, object, object]:
-    """Return draws, weights and clusters without the draws that are masked in any of them.
-
-    Raise if a vector is masked only in part.
-    """
+    """Return draws, weights and clusters without the draws that are masked in any of them; raise for masked parts."""
     parts = (x, weights, cluster)
     if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
         return parts

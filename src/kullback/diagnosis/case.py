@@ -17,10 +17,8 @@ from kullback.losses.reduction import Reduction
 class Case:
     """The arguments of a call and the facts about them; P is `target`, and Q is `input`.
 
-    `paired` contains both tensors with matching rows, after `repair`. `axes` has the dimensions of the classes.
-    If both tensors are normalized only along another dimension, `axes` is that dimension. Several dimensions are joined
-    to the dimension `dim` of `input` and `target`. `forward` is KL(target || input), and `backward` is KL(input ||
-    target).
+    `paired` has both tensors with matching rows, after `repair`. `axes` are the dimensions of the classes, or the only
+    one along which both are normalized. `forward` is KL(target || input), and `backward` KL(input || target).
     """
 
     def __init__(
@@ -72,8 +70,7 @@ class Case:
     def _read(self) -> int | None:
         """Infer the contents before any classes are cut off, because shortened rows do not sum to one.
 
-        Return the other dimension along which both tensors are normalized, or None. If `axes` is a single dimension,
-        the other dimension replaces it.
+        Return the other dimension along which both tensors are normalized, or None; it replaces a single dimension.
         """
         is_cut = self.paired is None or self.repair.how == "cut-classes"
         a, b = (self.input, self.target) if is_cut or self.paired is None else self.paired

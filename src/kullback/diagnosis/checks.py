@@ -19,10 +19,9 @@ _Subject = TypeVar("_Subject")
 
 @dataclass(frozen=True)
 class Check(Generic[_Subject]):
-    """A check of a subject, which is the call or one of its arguments.
+    """A check of a subject, which is the call or one of its arguments; a true value of `when` is a finding.
 
-    There is a finding if `when` returns a true value. Code, message and remedy are templates; `it` is the subject. A
-    message or remedy that needs more than attributes of the subject is a function of the subject.
+    Code, message and remedy are templates about `it`, the subject, or functions of the subject.
     """
 
     code: str

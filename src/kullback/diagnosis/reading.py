@@ -142,12 +142,10 @@ class RowSums:
 
 
 class _Floor:
-    r"""Evidence that a softmax was applied to probabilities instead of scores.
+    """Evidence that a softmax was applied to probabilities instead of scores.
 
-    log softmax(p) is p plus a constant. So for V classes, the values of log softmax(p) are at most 1/V below their
-    mean, because p >= 0. A softmax of independent scores with the same variance has this property only by chance. The
-    probability of this chance event decreases with each row and class. `log_probability` returns the logarithm of the
-    probability.
+    log softmax(p) is p plus a constant. So for V classes, its values are at most 1/V below their mean, because p >= 0.
+    A softmax of independent scores has this property only by chance, with this `log_probability`.
     """
 
     def __init__(self, x: Tensor, classes: int) -> None:
@@ -184,15 +182,11 @@ class Role(NamedTuple):
 
 
 class Reading:
-    """The inferred content of a tensor, with the evidence.
+    """The inferred content of a tensor that is not empty, with the evidence.
 
     `representation` is the content, and `why` the evidence. `other_dim` is another dimension along which every row is
-    normalized, if rows along the dimension of the classes are not normalized. `sums` contains the sums of the rows, and
-    `masses` the sums of the exponentials of the rows. `log_probability_of_floor` is the log-probability that scores of
-    this variance are, by chance, never more than 1/V below their mean.
-
-    The tensor `x` is not empty. If its `role` needs logarithms, a tensor of zeros counts as logits. With `are_labels`,
-    the entries are class indices.
+    normalized, if rows are not. `sums` has the sums of the rows, and `masses` the sums of their exponentials. If its
+    `role` needs logarithms, a tensor of zeros counts as logits.
     """
 
     def __init__(self, x: Tensor, dim: int, role: Role, *, are_labels: bool = False) -> None:
@@ -230,9 +224,7 @@ class Reading:
         self.log_probability_of_floor = floor.log_probability()
 
     def _add(self, rows: Tensor, before: int) -> Tensor:
-        """Add a block that follows `before` rows; return a mask of the block's rows that are finite and have a nonzero
-        entry.
-        """
+        """Add a block after `before` rows; return a mask of its rows that are finite and have a nonzero entry."""
         numbers, first = rows, before * self.classes
         low, high = (float(end) for end in rows.aminmax())  # NaN if the block contains NaN
         has_sum = has_mass = torch.ones_like(rows[:, 0], dtype=torch.bool)

@@ -67,11 +67,7 @@ class ClassAxes:
 
 
 def axes_of_maps(input: Tensor, target: Tensor) -> ClassAxes | None:
-    """Return the adjacent dimensions over which at least one tensor is normalized, or None.
-
-    The result is None if a tensor is normalized along a single dimension. The other tensor may contain scores, which
-    are not normalized.
-    """
+    """Return adjacent dimensions over which a tensor is normalized; None if one has a single such dimension."""
     sides = input, target
     if input.shape != target.shape or input.ndim < 2 or not input.numel():
         return None

@@ -74,10 +74,7 @@ def _torch_sum(input: Tensor, target: Tensor, log_target: bool, dim: int) -> tup
 def row_values(
     p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int, *, of_labels: bool
 ) -> tuple[RowValues, RowValues, Overlap]:
-    """Return KL(P || Q) and KL(Q || P) of the rows, by their inferred contents, and the entries with probability 0.
-
-    With `of_labels`, the classes are independent labels, and the divergence of a row is the sum over its labels.
-    """
+    """Return KL(P || Q) and KL(Q || P) of rows, or sums over independent labels, and the entries of probability 0."""
     p, q = torch.broadcast_tensors(p, q)
     forward, backward, overlap, offset = _RowTally(), _RowTally(), Overlap(p, dim), 0
     has_zeros = not of_labels and (reading_p.has_zeros or reading_q.has_zeros)

@@ -36,9 +36,7 @@ from kullback.estimators.evidence import (
     estimate_of,
     noted,
     of_two,
-    opened,
     widened,
-    without_interval,
 )
 from kullback.estimators.histogram import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories, histogram
 from kullback.estimators.knn.data import RepeatedDrawsError
@@ -83,8 +81,7 @@ def estimate_from_samples(
 ) -> Estimate:
     """Return the estimate of a divergence from `Samples` or `Counts` on at least one side.
 
-    The other side may be a distribution or probabilities. `call` is the name of the call, for errors. The method
-    ``"auto"`` chooses an estimator for these draws.
+    The other side may be a distribution or probabilities. `call` names the call in errors.
     """
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
@@ -106,11 +103,7 @@ def estimate_from_samples(
 
 
 def _notes_on_values(p: object, q: object, ends: tuple[Any, Any] | None) -> list[str]:
-    """Return notes on draws that were made equal, and on categories with few draws each.
-
-    Integers with many values may be amounts. Vectors that leave the interval open have fewer values if some of their
-    components are left out.
-    """
+    """Return notes on draws made equal, on integers that may be amounts, and on vectors with an open interval."""
     notes: list[str] = []
     for name, side in ((SIDE_P, p), (SIDE_Q, q)):
         if isinstance(side, Draws) and side.merged:
@@ -160,14 +153,11 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
         return evidence
     largest = largest_of(kind)
     note = shared.note(f"The value is likely too low, and the upper limit is {largest:.4g}.")
-    return noted(opened(evidence, largest), [note])
+    return noted(replace(evidence, ends=evidence.ends and (0.0, largest)), [note])
 
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
-    """Return the mean of two estimates with each shared draw on one side only.
-
-    The interval contains the intervals of both estimates.
-    """
+    """Return the mean of two estimates with each shared draw on one side only; the interval contains both intervals."""
     rng = rng_of(shared.p, shared.q)
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
@@ -190,7 +180,7 @@ def _of_groups(
         evidence, too_few = _by_kind(settings, p, q, kind), True
         notes = (*notes, f"These are too few for {evidence.method!r}: there is no interval.")
     if too_few and math.isfinite(evidence.value):
-        evidence = without_interval(evidence)
+        evidence = replace(evidence, ends=None, error=None, without_interval=True)
     wider = math.sqrt(max(first.correction, second.correction))
     return noted(widened(evidence, wider, largest_of(kind)), notes)
 
@@ -367,10 +357,7 @@ def _to_density(settings: _Settings, p: Draws, q: Distribution) -> Evidence:
 
 
 def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
-    """Return p and q with the same classes in the same order; the draws p become the numbers of classes.
-
-    If Q has no labels, return both unchanged.
-    """
+    """Return p and q with the same classes in the same order and p as their numbers; unchanged if Q has no labels."""
     if not isinstance(q, Representation) or q.labels is None or not p.discrete or p.tensor.shape[1] > 1:
         return p, q
     if p.labels is None and same_labels(q.labels, tuple(range(q.classes))):

@@ -50,8 +50,7 @@ _MOST_SCORES = 32
 class Grouped(NamedTuple):
     """Draws whose clusters are their blocks or repeated rows, which count as independent, and notes on these groups.
 
-    If `is_open`, there are too few groups for a standard error. `correction` is the factor that corrects a
-    variance computed as if the groups were independent.
+    With `is_open`, they are too few for a standard error. `correction` corrects a variance computed as if independent.
     """
 
     samples: Draws
@@ -61,10 +60,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(p: Any, q: Any) -> tuple[Grouped, Grouped]:
-    """Return the draws of P and of Q with groups that count as independent, from tests of their dependence.
-
-    If the user has specified the dependence of the draws, or if a side is not draws, this side is unchanged.
-    """
+    """Return the draws of both sides in groups that count as independent; a side of known dependence is unchanged."""
     first, second = dependences_of(p, q)
     return (
         Grouped(p) if first is None else _grouped(p, first, SIDE_P),
@@ -101,11 +97,10 @@ class GroupedAlike(NamedTuple):
 def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
     """Return two samples in exchangeable groups: blocks of equal length if either side shows serial dependence.
 
-    If the autocorrelation times of the two sides are unequal, the means of their blocks have unequal variances. Then
-    the difference after a shuffle of all blocks would have another variance than the observed difference. So both sides
-    get the same number of blocks, and only the two blocks of a pair are exchanged. If P = Q, the differences within
-    pairs are independent and nearly symmetric about 0, as in a paired test. If the sides have unequal numbers of rows,
-    evenly spaced rows of the longer side are used, as many as the shorter side has.
+    If the autocorrelation times of the sides are unequal, a shuffle of all blocks would change the variance of the
+    difference. So both sides get the same number of blocks, and only the two blocks of a pair are exchanged. If P = Q,
+    differences within pairs are independent and nearly symmetric about 0. Of a longer side, evenly spaced rows are
+    used.
     """
     sides, dependences = (p, q), dependences_of(p, q)
     dependent = [dependence for dependence in dependences if dependence is not None]
@@ -201,10 +196,7 @@ def dependences_of(*sides: Any) -> list[SerialDependence | None]:
 
 
 def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Floats]:
-    """Return the measured dependence of the draws of one side, and the scores for the search for missed turns.
-
-    Repeated values that are also draws of the other side count as atoms, not as dependence.
-    """
+    """Return the dependence of one side, and the scores for missed turns; values also drawn by `other` are atoms."""
     if side.discrete:
         x = side.tensor.cpu().numpy()
         codes = np.unique(x, axis=0, return_inverse=True)[1].reshape(-1)
@@ -322,8 +314,7 @@ class Shared(NamedTuple):
     def divided(self, rng: np.random.Generator) -> list[tuple[Draws, Draws]]:
         """Return two pairs of samples with each shared draw on one side only, with twice the weight.
 
-        A random half of the shared draws is in P's sample in the first pair and in Q's sample in the second pair. The
-        other half is in Q's sample in the first pair and in P's sample in the second pair.
+        A random half of the shared draws is in P's sample in the first pair, and the other half in the second pair.
         """
         x, y = self.p.x[:, 0], self.q.x[:, 0]
         values = np.sort(x[self.in_p])
@@ -349,10 +340,7 @@ def _weighted(side: Draws, shared: Flags, chosen: Flags) -> Draws:
 
 
 def shared_draws(p: Draws, q: Draws) -> Shared | None:
-    """Return the samples as `Shared` if significantly many numbers are in both samples; otherwise None.
-
-    If both samples have the same values equally often, the result is None.
-    """
+    """Return the samples as `Shared` if significantly many numbers are in both, not equally often; otherwise None."""
     if p.discrete or q.discrete or p.tensor.shape[1] != 1 or q.tensor.shape[1] != 1:
         return None
     x, y = p.x[:, 0], q.x[:, 0]
@@ -371,9 +359,8 @@ def shared_draws(p: Draws, q: Draws) -> Shared | None:
 def _in_both(of_p: Integers, of_q: Integers) -> bool:
     """Return whether significantly more values are in both samples than for independent draws.
 
-    If a value occurs twice in independent draws, it occurs once in each sample with a probability of at most 1/2, for
-    any P and Q. So independent draws have, on average, at least as many such ties within the samples as between them.
-    `of_p` and `of_q` are the counts of each value that occurs in P or Q.
+    A value that occurs twice in independent draws is once in each sample with a probability of at most 1/2. So such
+    draws have, on average, at least as many ties within the samples as between them.
     """
     across = int(((of_p == 1) & (of_q == 1)).sum())
     if across <= _FEWEST_SHARED * min(int(of_p.sum()), int(of_q.sum())):
@@ -386,13 +373,11 @@ def _in_both(of_p: Integers, of_q: Integers) -> bool:
 
 
 def _none_is_absent(of_part: Integers, of_whole: Integers) -> bool:
-    """Return whether significantly fewer values of a first sample are absent in a second sample than by chance.
+    """Return whether significantly fewer values of a first sample are absent in a second one than by chance.
 
-    The first sample is then a subset of the second. `of_part` and `of_whole` are the counts of each value in the first
-    and in the second sample. Let n_k be the number of values that occur once in the first sample and k times in the
-    second sample. In independent draws, k has a mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by
-    the Cauchy-Schwarz inequality. The result is True if n_0 is significantly below the lower bound E[n_1]^2 / (2
-    E[n_2]).
+    Let n_k be the number of values that occur once in the first sample and k times in the second. In independent draws,
+    k has a mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by the Cauchy-Schwarz inequality. The
+    result is True if n_0 is significantly below the bound E[n_1]^2 / (2 E[n_2]).
     """
     absent, once, twice = (int(((of_part == 1) & (of_whole == k)).sum()) for k in range(3))
     least_once, most_twice = max(once - 3 * math.sqrt(once), 0.0), twice + 3 * math.sqrt(max(twice, 1))

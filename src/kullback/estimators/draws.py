@@ -176,18 +176,14 @@ class Draws:
 def affordable_draws(d: int) -> int | None:
     """Return the number of draws that a neighbor search in d dimensions handles in seconds; None below 6 dimensions.
 
-    Below 6 dimensions, the search is fast for every number of draws. From 6 to 10 dimensions, a search tree visits more
-    of its leaves in each further dimension, so the result decreases. In more dimensions, all distances are computed by
-    matrix products instead of a tree.
+    From 6 to 10 dimensions, a tree visits more of its leaves in each further dimension. Beyond, matrix products replace
+    it.
     """
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 
 
 def without_noise(*sides: Draws) -> list[Draws]:
-    """Return the draws of all sides; numbers of a component become equal if they differ by rounding errors only.
-
-    The numbers are compared within each side and between the sides.
-    """
+    """Return the draws of all sides; numbers that differ by rounding errors only become equal on all sides."""
     if sides[0].discrete:
         return list(sides)
     columns = list(np.concatenate(list(map(operator.attrgetter("x"), sides))).T)
@@ -214,10 +210,7 @@ def steps_between_ties(places: Integers, counts: Integers) -> Array:
 
 
 def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:
-    """Return both samples with columns of huge or tiny values divided by a power of two, which does not change KL.
-
-    Products of huge or tiny values would overflow or underflow.
-    """
+    """Return both samples with columns of huge or tiny values divided by a power of two: products would overflow."""
     if p.discrete or q.discrete or p.tensor.shape[1] != q.tensor.shape[1]:
         return p, q
     largest = np.maximum(np.abs(p.x).max(0), np.abs(q.x).max(0))
@@ -276,11 +269,10 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
 
 
 def cluster_correction(sizes: Any) -> float:
-    r"""Return the factor f of `variance_of_sum` for clusters with these sizes; f makes the variance unbiased.
+    r"""Return the factor f of `variance_of_sum` that makes the variance unbiased, infinite for a single cluster.
 
-    Without this factor, the sum of squares is too small, because the terms are deviations from a mean over the same
-    draws. If cluster c has the proportion :math:`s_c` of the draws, the factor is :math:`\sum_c s_c^2 / \sum_c s_c^2 (1
-    - 2 s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
+    The terms are deviations from a mean over the same draws, so the sum of squares is too small. For proportions
+    :math:`s_c` of the draws, the factor is :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`.
     """
     shares = sizes / sizes.sum()
     squares = shares**2

@@ -130,13 +130,12 @@ def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
 def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evidence:
     r"""Return the evidence with the limits of its interval in `ends`, and with notes on these limits.
 
-    If the evidence has no `ends`, the interval is normal, or from Student's t for clusters. The variance of the
-    estimate :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, where c is `error` and r is `rate`. If
-    :math:`\hat D` is by chance smaller than t, the standard error is too small. So the upper limit is at least the
-    largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, where z is the quantile. In this inequality, a negative
-    :math:`\hat D` counts as 0. All limits are at least 0.
-
-    The evidence of a batch must have `ends`. `sides` are the draws of P and of Q, which `influence` needs.
+    Without `ends`, the interval is normal, or from Student's t for clusters. The variance of the estimate :math:`\hat
+    D` of a divergence t is at least :math:`c^2 + r\, t`, where c is `error` and r is `rate`. If :math:`\hat D` is by
+    chance smaller than t, the standard error is too small. So the upper limit is at least the largest t with
+    :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, with the quantile z and 0 for a negative :math:`\hat D`. All limits
+    are at least 0. The evidence of a batch must have `ends`. `sides` are the draws of P and of Q, which `influence`
+    needs.
     """
     value = evidence.value
     if isinstance(value, Tensor) and value.ndim:
@@ -190,10 +189,7 @@ def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
 def _limits(
     evidence: Evidence, raw: float, error: float | None, confidence: float, sides: tuple[Draws, ...]
 ) -> tuple[float, float] | None:
-    """Return the limits without an allowance for bias, or None if the evidence has neither an error nor limits.
-
-    `raw` is the value, and `error` its standard error, or None if the error is unknown.
-    """
+    """Return the limits without an allowance for bias; None without limits and without the standard error."""
     if evidence.ends is not None:
         return float(evidence.ends[0]), float(evidence.ends[1])
     if evidence.resampled is not None:
@@ -240,8 +236,7 @@ def noted(evidence: Evidence, before: Sequence[str] = (), after: Sequence[str] =
 def exchanged(measure: Callable[[], Evidence]) -> Evidence:
     """Return the evidence of `measure()` with P and Q exchanged in its notes and in `n`, and in messages of errors.
 
-    `measure` estimates KL(Q || P) as if Q were P. The result of `measure` must be from `interval_from`, because then
-    only `notes` and `n` depend on the order of the sides.
+    The evidence is from `interval_from`: then only `notes` and `n` depend on the order of the sides.
     """
     with sides_exchanged():
         evidence = measure()
@@ -262,10 +257,7 @@ def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q
 
 
 def added(there: Evidence, back: Evidence) -> Evidence:
-    """Return the evidence of KL(P || Q) + KL(Q || P) from the evidence of both terms.
-
-    The standard error is the sum of both standard errors, because the errors may be correlated.
-    """
+    """Return the evidence of KL(P || Q) + KL(Q || P); the errors may be correlated, so they are added."""
     both = _combined(there, back, there.value + back.value, operator.add, operator.add, operator.add)
     if there.method == back.method:
         return both
@@ -286,11 +278,7 @@ def _combined(one: Evidence, other: Evidence, value: Any, *functions: Callable[[
 
 
 def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
-    """Return the evidence with the standard error and the interval multiplied by `factor`.
-
-    The distance of each limit from the value is multiplied by `factor`. A limit below 0 becomes 0, and a limit above
-    `largest` becomes `largest`.
-    """
+    """Return the evidence with the standard error and the interval multiplied by `factor`, within 0 and `largest`."""
     value = float(evidence.value)
     if factor == 1.0 or not math.isfinite(value):
         return evidence
@@ -302,18 +290,5 @@ def widened(evidence: Evidence, factor: float, largest: float) -> Evidence:
 
 
 def of_two(one: Evidence, other: Evidence) -> Evidence:
-    """Return the evidence of the mean of two values.
-
-    The interval is the smallest interval that contains both intervals. The standard error is the larger of the two.
-    """
+    """Return the evidence of the mean of two values, with both intervals in one and the larger standard error."""
     return _combined(one, other, (one.value + other.value) / 2, min, max, max)
-
-
-def opened(evidence: Evidence, largest: float) -> Evidence:
-    """Return the evidence with the interval from 0 to `largest`; evidence without an interval is unchanged."""
-    return replace(evidence, ends=None if evidence.ends is None else (0.0, largest))
-
-
-def without_interval(evidence: Evidence) -> Evidence:
-    """Return the evidence without a standard error and without limits."""
-    return replace(evidence, ends=None, error=None, without_interval=True)

@@ -70,9 +70,8 @@ _BITS, _DENSE = 11, 1e-5
 def common_step(p: Draws, q: Draws) -> float | None:
     """Return the step of a lattice that contains all numbers of both sides, if both sides fill it; otherwise None.
 
-    A side fills the lattice if it has at least half as many distinct values as draws from equally likely points would
-    have. Only the points between the 5 % and 95 % quantiles count. Prices do not fill a lattice, because most prices
-    end in 9.
+    To fill it, a side needs at least half as many distinct values as draws from equally likely points. Prices, which
+    mostly end in 9, do not.
     """
     x, y = p.distinct[0], q.distinct[0]
     if len(x) > (1 - _FEW_REPEATED) * len(p.x) or len(y) > (1 - _FEW_REPEATED) * len(q.x):
@@ -110,11 +109,7 @@ def _fills(x: Array, step: float) -> bool:
 
 
 def are_rounded(values: Array) -> bool:
-    """Return whether distinct numbers have so few digits, decimal or binary, that rounding may have made draws equal.
-
-    The numbers of float16 and bfloat16 have at most 11 binary digits. float32 numbers may be rounded if their median
-    gap is nearly as small as the precision of float32.
-    """
+    """Return whether distinct numbers have few digits, or float32's gaps: rounding may have made draws equal."""
     if has_few_digits(values) or (np.frexp(values)[0] * 2**_BITS % 1 == 0).all():
         return True
     gaps = np.diff(values) / np.abs(values[1:]).clip(min=np.finfo(np.float64).tiny)
@@ -145,8 +140,7 @@ def _is_rough(x: Array, step: float) -> bool:
 def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
     """Return numbers with few distinct values, such as prices, as categories with a note; None if bins are better.
 
-    Bins are better for the values of a lattice, unless some values are preferred. A bin of several values would hide
-    the preference.
+    Bins are better for a lattice, unless some values are preferred, which a bin of several values would hide.
     """
     values, codes = np.unique(np.concatenate([p.x[:, 0], q.x[:, 0]]), return_inverse=True)
     if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE:
@@ -164,10 +158,7 @@ def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
 
 
 def spread(draws: Draws, step: float) -> Draws:
-    """Return the draws with equal draws spread evenly over the interval of length `step` around their value.
-
-    Equal draws keep their order.
-    """
+    """Return the draws with equal draws spread evenly, in their order, over `step` around their value."""
     _, places, counts = draws.distinct
     return draws.at(draws.x + step * steps_between_ties(places, counts)[:, None])
 
@@ -213,10 +204,7 @@ _FEW_TIES = 0.01
 
 @dataclass(frozen=True)
 class _Sorted:
-    """The sorted draws of one side.
-
-    `below` has the n + 1 normalized cumulative weights, from 0 to 1; it is None if all weights are equal.
-    """
+    """The sorted draws of one side, and the n + 1 cumulative shares `below`, or None if all weights are equal."""
 
     values: Array
     below: Array | None
@@ -451,10 +439,7 @@ def _sorted(side: Draws) -> _Sorted:
 
 
 def _independent_draws(sides: _Sides) -> float:
-    """Return the harmonic mean of the effective numbers of draws of P and Q.
-
-    With clusters, the effective numbers are computed from the counts in ten bins.
-    """
+    """Return the harmonic mean of the effective numbers of draws; with clusters, from the counts in ten bins."""
     p, q = sides.p, sides.q
     if p.cluster is None and q.cluster is None:
         n, m = p.effective, q.effective
@@ -474,10 +459,7 @@ def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
 
 
 def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
-    """Return the edges, with an additional edge in each bin that has a wide gap between neighboring draws.
-
-    A gap is wide if it is wider than half the range of the bin's draws, without a few draws at either end.
-    """
+    """Return the edges, with one more in each bin that has a gap wider than half its range without a few draws."""
     values = np.sort(np.concatenate([first.values, second.values]), kind="stable")
     ends = np.concatenate([[0], np.searchsorted(values, edges, side="right"), [len(values)]])
     added: list[float] = []
@@ -532,10 +514,9 @@ def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
 
 
 def _at_hidden_atoms(sides: _Sides, edges: Array) -> float:
-    """Return the proportion of draws at values that occur on both sides, in bins with several such values.
+    """Return the larger side's proportion of draws at values of both sides, in bins with several such values.
 
-    The result is the larger of the proportions for P and for Q. Draws that are equal because they were rounded do not
-    count, because under a smooth density all values of a bin have nearly the same log-ratio.
+    Rounded draws do not count: under a smooth density, all values of a bin have nearly the same log-ratio.
     """
     values = np.intersect1d(sides.first.values, sides.second.values)
     if len(values) < 2 or are_rounded(values):
@@ -548,10 +529,7 @@ def _at_hidden_atoms(sides: _Sides, edges: Array) -> float:
 
 
 def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:
-    """Return the proportion of P's draws at atoms that are at least ten times rarer in Q.
-
-    Equal draws of one cluster count as a single draw.
-    """
+    """Return the proportion of P's draws, one for each cluster, at atoms that are at least ten times rarer in Q."""
     of_p = p.x[:, 0]
     if p.cluster is not None:
         of_p = np.unique(np.stack([of_p, np.asarray(p.cluster, dtype=np.float64)], axis=1), axis=0)[:, 0]

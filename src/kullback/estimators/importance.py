@@ -176,11 +176,10 @@ def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidenc
 
 
 def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
-    r"""Return a note if the draws miss a part of P or the densities are not normalized; otherwise an empty string.
+    """Return a note if the draws miss a part of P or the densities are not normalized; otherwise an empty string.
 
-    KL is at least 0, and the draws contradict this if `high`, the upper limit, is below 0. Also, :math:`E_P[q / p]` is
-    at most 1, and the draws contradict this if the sample mean of q / p is significantly above 1. `rounding` is the
-    largest rounding error of the log-ratios d.
+    KL is at least 0, and :math:`E_P[q / p]` at most 1. The draws contradict this if `high`, the upper limit, is below 0
+    or the mean of q / p is significantly above 1, beyond the rounding error `rounding` of d.
     """
     if high < -rounding:
         return below_zero(high, "the densities")
@@ -257,11 +256,7 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
 
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted mean of d + c (q / p - 1) with fitted c, the standard error of this mean, and the terms.
-
-    The terms have the shape (n,). `units` has the number of each draw's cluster, or of the draw. The two halves for the
-    fits of c are the draws with even and with odd `units`.
-    """
+    """Return the mean of d + c (q / p - 1), its error and its terms; c is fitted to the half of even or odd `units`."""
     used = weights > 0
     extra = torch.where(used, ratio_minus_one(d), 0)
     first = units % 2 == 0

@@ -94,9 +94,8 @@ def of_categories(
 ) -> Evidence:
     """Return the evidence of KL(P || Q): the mean of log p - log q over P's draws, its standard error and its interval.
 
-    `counts`, with the sum `n`, has the effective number of draws in each category with draws, and `log_q` Q's
-    log-probability. `variance_of` returns the variance of the mean of log p - log q from the deviation from this mean
-    for each category. `groups` is the number of independent groups of draws, and `clusters` the number of clusters.
+    `counts` has the effective number of draws in each category with draws. `variance_of` takes the deviation of each
+    category from the mean, and returns the variance of the mean.
     """
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q
@@ -205,12 +204,10 @@ def ends_from_counts(
 def _one_at_a_time(
     share: Array, log_q: Array, unseen: UnseenByP, number: float, quantile: float
 ) -> tuple[float, float]:
-    """Return two values of KL, each the largest over the categories, for a change of one category's probability.
+    """Return the largest KL for one probability at its lower Wilson limit, and at its upper one, over the categories.
 
-    For the first value, this probability is at its lower Wilson limit, and for the second value at its upper Wilson
-    limit. The probabilities of the other categories keep their ratios. `share` has P's proportions; the other arguments
-    are the same as for `ends_from_counts`. The results matter if P's proportions equal Q's probabilities: then d = 0,
-    and the exponential family of `ends_from_counts` has only one member.
+    The other probabilities keep their ratios. The results matter if P's proportions equal Q's probabilities: then d =
+    0, and the exponential family of `ends_from_counts` has only one member.
     """
     parts = share * (np.log(share) - log_q)
     others = np.maximum(1 - share, np.finfo(np.float64).tiny)
@@ -254,10 +251,9 @@ def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
 
 
 def spread_ties(values: Array) -> Array:
-    """Return the values, shape (n,), with equal values spread evenly over an interval around their common value.
+    """Return the values minus the smallest, with equal values spread evenly over the gap to the next smaller value.
 
-    The interval is as long as the gap to the next smaller value. The smallest value is subtracted from all values, so
-    that small differences keep their digits.
+    The subtraction keeps the digits of small differences.
     """
     values = values - values.min()
     distinct, index, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -349,11 +345,7 @@ _NO_DRAWS = (
 def with_interval(
     p: Representation, q: Representation, kind: Divergence, estimate: Estimate, confidence: float
 ) -> Estimate:
-    """Return `estimate` with a standard error, an interval and notes, which are computed from the counts of draws.
-
-    p and q are finite distributions with the same classes, at least one of them `Counts`. `estimate` is the divergence
-    between the proportions, in nats.
-    """
+    """Return `estimate`, between the proportions of counts, with an error, an interval and notes from these counts."""
     if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
         return replace(estimate, notes=(*estimate.notes, _NO_DRAWS))
     kind = estimable("estimate", kind)

@@ -205,8 +205,7 @@ def _tail(candidates: list[Array], draws: Draws) -> Callable[[float], Shift]:
 def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[UnseenByP, bool]:
     """Return Q's log-probabilities of values without draws of P, and whether Q has finitely many values.
 
-    `observed` has P's distinct values, and `log_q` Q's log-probabilities of these values. If Q is on unbounded
-    integers, only x - 1 and x + 1, for observed integers x, count as values without draws.
+    `log_q` has Q's log-probabilities of P's distinct values `observed`.
     """
     rest = max(-math.expm1(min(float(np.logaddexp.reduce(log_q)), 0.0)), np.finfo(np.float64).tiny)
     values, listed = _values_of(q, observed)
@@ -224,8 +223,7 @@ def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[Unseen
 def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
     """Return values of Q, shape (number, d), and whether these are all possible values of Q.
 
-    For unbounded integers, the values are the observed integers and their neighbors. For vectors that torch cannot
-    enumerate, the values are None.
+    For unbounded integers, these are the observed integers and their neighbors; None for vectors without enumeration.
     """
     d = observed.shape[1]
     if q.has_enumerate_support and not isinstance(q, Binomial):
@@ -277,10 +275,8 @@ def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draw
 def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
     r"""Return the draws x in coordinates without constraints, and the number to add to Q's log-density at each draw.
 
-    If Q is not on the simplex, the coordinates are x. On the simplex, the coordinates are :math:`\log(x_i / x_d)`,
-    which have no boundary. If a component is 0, the coordinates are the first d - 1 components. The number to add is
-    the logarithm of the Jacobian determinant, because Q's density on the simplex is with respect to the first d - 1
-    components.
+    On the simplex, the coordinates are :math:`\log(x_i / x_d)`, which have no boundary, or the first d - 1 components
+    if a component is 0. Q's density there is with respect to these d - 1 components.
     """
     if not isinstance(_support(q), type(constraints.simplex)):
         return x, 0.0
@@ -293,8 +289,7 @@ def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
 def _on_surface(p: Draws, q: Distribution, rng: np.random.Generator) -> str:
     """Return a note on an infinite KL if P is in a plane or on a surface and Q is not; otherwise an empty string.
 
-    An error is raised if P and Q are in the same plane or on the same surface, because Q's density may refer to any
-    coordinates there.
+    If both are, an error is raised, because Q's density may refer to any coordinates there.
     """
     points = _coordinates(q, p.x)[0]
     with seeded(int(rng.integers(2**31))):
@@ -328,10 +323,7 @@ def _draws_of(q: Distribution, n: int) -> Array:
 def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
 ) -> tuple[Evidence, bool]:
-    """Return the evidence of KL, and whether the number of neighbors k may be too large; `numbers` is (k, 4 k).
-
-    If the density varies much within the balls of k neighbors, k is too large, and the remaining bias is large.
-    """
+    """Return the evidence of KL for `numbers`, (k, 4 k), and whether the density varies too much for k neighbors."""
     from scipy.special import polygamma
 
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
@@ -377,10 +369,9 @@ def _neighbor_numbers(n: float) -> tuple[int, int]:
 
 
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
-    """Raise an error if draws with d components fill fewer than d dimensions.
+    """Raise an error if n effective draws with d components fill fewer than d dimensions.
 
-    The dimension is computed from `change`, the change of the mean log-density from the first to the second of the
-    `numbers` of neighbors. n is the effective number of draws.
+    `change` is the change of the mean log-density from the first to the second of the `numbers` of neighbors.
     """
     from scipy.special import digamma
 
@@ -444,11 +435,9 @@ def _bias(
 ) -> _Bias:
     """Return the bias measured on draws of the references, and the bias that may remain for P.
 
-    The bias is proportional to k^(2 / d), or to a smaller power of k. So the remaining bias follows from a difference
-    of two changes from k to 4 k neighbors: the change for P and the change for the reference. The choice between the
-    references is partly random, so the difference between their biases may enter the standard error. If this change is
-    a larger decrease for P than for both references, P has more edges or sharper peaks than the references. The upper
-    limit then allows for a larger bias. `means` has the estimates for P with k and with 4 k neighbors.
+    The bias is proportional to k^(2 / d), or to a smaller power of k, so it follows from the change from k to 4 k
+    neighbors. The choice between references is partly random, so the difference of their biases may enter the error. A
+    larger decrease for P than for both references means more edges or sharper peaks; the upper limit allows for them.
     """
     times = int(min(max(200_000 // like.n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
@@ -509,10 +498,9 @@ class _Reference(NamedTuple):
 def _reference(draws: Draws, density: LocalDensity, numbers: tuple[int, int]) -> _Reference:
     """Return the number and the weights of the draws from a reference for these draws of P.
 
-    The weights of the reference do not depend on position. A cluster of P's draws corresponds to one draw with a large
-    weight. If P's weights depend on position, only the ratio of each weight to the mean weight of its neighbors is
-    used. Where P's weights are large, its draws are as dense as a smaller number of draws with equal weights. So the
-    reference then has fewer draws than P.
+    A cluster of P's draws corresponds to one draw with a large weight. If P's weights depend on position, only their
+    ratio to the mean weight of the neighbors is used, and the reference has fewer draws: where weights are large, draws
+    are as dense as fewer draws with equal weights.
     """
     own = np.ones(len(draws)) if draws.weights is None else draws.weights / draws.weights.mean()
     rest = np.bincount(draws.units, own * np.exp(-density.log_weights)).astype(np.float64)
@@ -531,10 +519,7 @@ def _gaussian_bias(rng: np.random.Generator, like: _Reference, d: int, numbers: 
 def _own_bias(
     q: Distribution, like: _Reference, numbers: tuple[int, int], rng: np.random.Generator
 ) -> Array | None:
-    """Return estimates of KL(Q || Q) = 0 from draws of Q, for k and 4 k neighbors, shape (2,).
-
-    Return None if Q has no sampler, if its draws fill too few dimensions, or if an estimate is infinite.
-    """
+    """Return estimates of KL(Q || Q) = 0 from draws of Q, for k and 4 k neighbors, or None if this is impossible."""
     try:
         y = _draws_of(q, like.n)
         x, log_volume = _coordinates(q, y)

@@ -53,14 +53,11 @@ def log_loss(log_odds: Array, draws: Labeled) -> Array:
 
 
 def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
-    """Return calibrated log-odds a + b f, where f is `log_odds`, centered and scaled.
+    """Return calibrated log-odds a + b f, where f is `log_odds`, centered and scaled, and b >= 0, fitted to the labels.
 
-    The coefficients a and b >= 0 are fitted to the labels by logistic regression.
+    The other results are the influence of each draw on (a, b) and the features (1, f), both of shape (N, 2).
 
     Probabilistic Outputs for Support Vector Machines (Platt, 1999)
-
-    For the N draws of both sides, the results are the calibrated log-odds, shape (N,), the influence of each draw on
-    (a, b), shape (N, 2), and the features (1, f), shape (N, 2).
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
@@ -106,10 +103,7 @@ def mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
 
 
 def ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
-    """Return the intercept and the coefficients of a logistic regression, by Newton steps.
-
-    The coefficients minimize the loss plus `penalty` / 2 times the sum of squares of the coefficients.
-    """
+    """Return the intercept and coefficients that minimize the loss plus `penalty` / 2 times their squares."""
     x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
     labels, weights = draws.from_p.astype(float), draws.weights
     ridge = np.full(x.shape[1], penalty)
@@ -147,10 +141,9 @@ def logistic(x: Array) -> Array:
 
 
 def spreads(x: Array) -> Array:
-    """Return features of the scaled draws x that do not change if a component changes its sign.
+    """Return features of the scaled draws x that are the same for x and -x, and show joint large components.
 
-    The features are log(1 + x_i^2), products of two of these logarithms, the radius |x|, and powers of the logarithm of
-    the radius. They show whether large components occur together.
+    These are log(1 + x_i^2), products of two of these, the radius |x|, and powers of its logarithm.
     """
     log_squares = np.log1p(x * x)
     first, second = np.triu_indices(x.shape[1])

@@ -96,9 +96,8 @@ class PermutationStatistics(ABC):
 class BinCounts(PermutationStatistics):
     """Statistics of P's counts in bins; without clusters, shuffled counts are drawn from a hypergeometric distribution.
 
-    `totals` has the number of P's and Q's draws in each bin. A statistic is a function of P's counts, shape (rows,
-    bins), that returns shape (rows,). `codes` has the bin of each pooled draw. For independent draws, `counts`, P's
-    counts in the bins, may replace `codes`.
+    A statistic is a function of P's counts, shape (rows, bins). `codes` has the bin of each pooled draw. For
+    independent draws, `counts`, P's counts, may replace `codes`.
     """
 
     totals: Integers
@@ -196,10 +195,9 @@ def permuted(
 def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = None) -> tuple[float, int]:
     """Return the p-value of the combination of all statistics, and the index of the most extreme statistic.
 
-    Each statistic is converted to a normal score by its distribution over all labelings, including the observed
-    labeling. The combination is the weighted sum of the inverse tail probabilities of these scores. The rank of the
-    observed combination among all labelings gives the p-value, so the test is exact for any distribution of the
-    statistics. `observed` has the shape (statistics,), and `shuffled` the shape (shuffles, statistics).
+    Each statistic becomes a normal score by its distribution over all labelings. The combination is the weighted sum of
+    the inverse tail probabilities of these scores. Its rank among all labelings gives the p-value, so the test is exact
+    for any distribution of the statistics.
     """
     values = np.concatenate([observed[None], shuffled])
     values = _rounded(values / np.maximum(np.abs(values).max(0), np.finfo(float).tiny))

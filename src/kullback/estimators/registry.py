@@ -67,10 +67,8 @@ class EstimateWarning(UserWarning):
 def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Draws, Draws]:
     """Return the checked draws of both sides.
 
-    An error is raised for sides with different numbers of components, for categories on one side and numbers on the
-    other, and for labels on one side only. An error is also raised for weights that look like counts. If `finite`,
-    infinite draws raise an error, too. Draws that differ by rounding errors only become equal, and columns of huge or
-    tiny values are rescaled.
+    Errors are raised for sides of unlike components or labels, for weights that look like counts and, if `finite`, for
+    infinite draws. Draws that differ by rounding errors only become equal, and huge or tiny columns are rescaled.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q
@@ -167,10 +165,7 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
 
 
 def rng_of(*sides: Draws) -> np.random.Generator:
-    """Return a random generator whose seed is a checksum of the sorted and scaled draws.
-
-    So the same draws give the same estimate, for any order of their rows and any units of measurement of their columns.
-    """
+    """Return a random generator; its seed is the same for any order of the rows and any units of the columns."""
     seed = 0
     for side in sides:
         x = np.nan_to_num(side.x[side.order]) / 4  # the division by 4 prevents that a difference overflows
@@ -181,10 +176,7 @@ def rng_of(*sides: Draws) -> np.random.Generator:
 
 
 def seed_of(generator: torch.Generator | None) -> int:
-    """Return a seed for libraries with their own random generators; the seed is drawn from `generator`.
-
-    Without a generator, the seed is drawn from a copy of torch's global generator, whose state does not change.
-    """
+    """Return a seed for other random generators, from `generator` or from a copy of torch's global generator."""
     if generator is None:
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())
@@ -289,10 +281,7 @@ def from_draws(
     checks: Callable[[str, Any, Any], tuple[Any, Any]] = checked,
     method: str = "",
 ) -> Callable[Concatenate[Any, Any, Options], Estimate]:
-    """Return the public function of an estimator; it checks the draws, calls `function` and computes the interval.
-
-    `method` is the name of the method, by default the name of `function`.
-    """
+    """Return the public function of an estimator; it checks the draws, calls `function` and computes the interval."""
     method = method or function.__name__
 
     @functools.wraps(function)

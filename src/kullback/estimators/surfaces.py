@@ -38,9 +38,8 @@ _RADII = 64
 def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> float | None:
     """Return the intrinsic dimension of points if it is below `fewest_dimensions`, otherwise None.
 
-    If the points form distant clusters, whitening scales by the distance between clusters, and each cluster may look
-    flat. So if the dimension is too small after whitening, it is measured again in `_locally_scaled` coordinates. For
-    points on a curved surface, the dimension is too small in both coordinate systems. `ks` is as for `dimension_of`.
+    Whitening scales by the distance between distant clusters, and each may then look flat. So a small dimension is
+    measured again in `_locally_scaled` coordinates. On a curved surface, it is small in both.
     """
     step = -(-len(points) // _MOST_DRAWS)
     points, whitened = points[::step], whitened[::step]
@@ -55,10 +54,7 @@ def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> f
 
 
 def fills_less(x: Array, y: Array) -> bool:
-    """Return whether the intrinsic dimensions of two sets of points, shape (n, d), differ by more than `_ONE_LESS`.
-
-    The result is False if d is 1 or above `_MOST_DIMENSIONS`.
-    """
+    """Return whether the intrinsic dimensions of two sets of up to ten components differ by more than `_ONE_LESS`."""
     if not 1 < x.shape[1] <= _MOST_DIMENSIONS:
         return False
     fewer = [
@@ -84,10 +80,7 @@ def _measured(points: Array, ks: tuple[int, int]) -> float:
 
 
 def _locally_scaled(points: Array, k: int) -> Array:
-    """Return the points after a linear map that normalizes the differences between neighbors.
-
-    After the map, these differences have mean square 1 in each direction. `k` is the number of neighbors of each point.
-    """
+    """Return the points after a linear map that gives differences of k neighbors mean square 1 in each direction."""
     from scipy.spatial import cKDTree  # pyright: ignore[reportAttributeAccessIssue]
 
     tree = cKDTree(points)
@@ -114,8 +107,7 @@ def dimension_of(growth: float, ks: tuple[int, int]) -> float:
 def fewest_dimensions(ks: tuple[int, int], n: int, d: int) -> float:
     """Return the measured dimension below which n draws of d components count as having fewer than d dimensions.
 
-    `ks` is the argument of `dimension_of`. The limit depends on n: if n is small, neighbors are distant, and
-    `dimension_of` returns less than d even for draws of a normal distribution.
+    If n is small, neighbors are distant, and `dimension_of` is less than d even for normal draws.
     """
     full, below = _of_normal(ks, n, d), _of_normal(ks, n, d - 1)
     # `spread` is the standard error of the measured dimension. The log-ratio of the distances to two neighbors has the
@@ -180,10 +172,7 @@ class Surface:
 
 
 def surface_of(points: Array, *dtypes: torch.dtype) -> Surface | None:
-    """Return the quadric that contains all points, the draws of one side, shape (n, d), or None.
-
-    `dtypes` are the original dtypes of P's and Q's draws, because unit vectors rounded to float16 have inexact norms.
-    """
+    """Return the quadric that contains all points of one side, or None; `dtypes` round unit vectors."""
     d = points.shape[1]
     if d < 2 or not np.isfinite(points).all():
         return None
@@ -250,11 +239,7 @@ def _has_atom(column: Array) -> bool:
 
 
 def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
-    """Return the center of an ellipsoid, and the matrix that maps the centered ellipsoid to a unit sphere.
-
-    `equation` has the coefficients of the equation in d dimensions. If the equation does not describe an ellipsoid,
-    return None.
-    """
+    """Return the center of an ellipsoid and the matrix that maps it, centered, to a unit sphere; None for others."""
     rows, columns = np.triu_indices(d)
     upper: Array = np.zeros((d, d))
     upper[rows, columns] = equation[: len(rows)]
@@ -310,8 +295,7 @@ _FLAT = 1e-6
 class Span:
     """The draws of both sides without components that follow linearly from others, and notes on these components.
 
-    `infinite` is a note on an infinite KL if a plane or surface has all draws of one side and no draw of the other;
-    otherwise empty.
+    `infinite` is a note if a plane or surface has all draws of one side and no draw of the other; otherwise empty.
     """
 
     p: Draws
@@ -323,8 +307,7 @@ class Span:
 def common_span(p: Draws, q: Draws) -> Span:
     """Return the draws without the components that are linear functions of others in both P and Q; KL does not change.
 
-    Draws on a curved surface keep all components. A side with fewer than d + 2 draws of d components does not determine
-    a plane; all draws are then returned unchanged.
+    Draws on a curved surface keep all components, and so do sides with fewer than d + 2 draws, which have no plane.
     """
     p, q = in_usual_units(p, q)
     x, y = p.x, q.x
@@ -372,10 +355,7 @@ def common_span(p: Draws, q: Draws) -> Span:
 
 
 def _on_other_surfaces(p: Draws, q: Draws, x: Array, y: Array) -> str:
-    """Return a note on an infinite KL if a curved surface contains all draws of one side and none of the other side.
-
-    Otherwise, return an empty string.
-    """
+    """Return a note if a curved surface has all draws of one side and none of the other; otherwise an empty string."""
     for name, own, others in ((SIDE_P, x, y), (SIDE_Q, y, x)):
         surface = surface_of(own, p.tensor.dtype, q.tensor.dtype)
         if surface is not None and surface.misses(others):
@@ -386,8 +366,7 @@ def _on_other_surfaces(p: Draws, q: Draws, x: Array, y: Array) -> str:
 def as_log_ratios(p: Draws, q: Draws) -> tuple[Draws, Draws, tuple[str, ...]]:
     """Return log(x_i / x_d), i < d, for rows x of positive probabilities, and a note; return other draws unchanged.
 
-    The map does not change KL. The log-ratios have no boundary. Near a boundary, a density would vary strongly between
-    neighbors.
+    KL does not change. Near a boundary, which log-ratios lack, a density varies strongly between neighbors.
     """
     ratios: list[Draws] = []
     for side in (p, q):

@@ -39,9 +39,7 @@ class ParetoTail:
 
 
 def fit_tail(beyond: Array, spread: float) -> ParetoTail:
-    """Return the tail with the largest likelihood for the excesses `beyond`, among tails of shape 0 or more.
-
-    Without excesses, return an exponential tail with the scale `spread`.
+    """Return the likeliest tail of shape 0 or more for excesses; without any, an exponential one of scale `spread`.
 
     Parameter and Quantile Estimation for the Generalized Pareto Distribution (Hosking and Wallis, 1987)
     """
@@ -80,9 +78,8 @@ def heaviness(values: Array) -> float:
 def tail_allowance(terms: Array, shares: Array, number: float) -> float:
     """Return the possible excess of the true mean of terms over the sample mean, because of an unobserved tail.
 
-    A generalized Pareto distribution is fitted to the largest terms. The mean of this distribution is computed with a
-    shape one standard error above the fitted shape. If this shape is 1 or more, the result is infinite. `shares` has
-    the weights of the terms, with sum 1, and `number` is the effective number of terms.
+    It is the mean of a generalized Pareto fit to the largest terms, with a shape one standard error above the fit, and
+    infinite for a shape of 1 or more. `number` is the effective number of terms.
     """
     count = int(max(TAIL * number, min(FEWEST_IN_TAIL, number / 4)) * len(terms) / number)
     if count < 4:
@@ -101,10 +98,7 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
 
 
 def beyond_tail(allowance: float, width: float) -> Shift:
-    """Return the increase of an upper limit by `allowance`, a `tail_allowance`, as a `Shift`.
-
-    If `allowance` exceeds `width`, the `Shift` has a note.
-    """
+    """Return the `Shift` of an upper limit by a `tail_allowance`, with a note if this exceeds `width`."""
     limit = "is infinite" if math.isinf(allowance) else "extrapolates a Pareto tail"
     note = (
         f"log {SMALL_P} / {SMALL_Q} has a heavy tail, and its mean may depend on unobserved draws: the upper limit "
@@ -112,8 +106,6 @@ def beyond_tail(allowance: float, width: float) -> Shift:
     )
     return Shift(allowance, note if allowance > width else "")
 
-
-# `benchmarks/coverage.py` checks these constants: on hard pairs, 95 % intervals must have a coverage of 93 % or more.
 
 # The upper limit increases by `_DOUBT` times the extrapolated contribution of Q's tails to KL. If this increase is more
 # than half the width of the interval, the upper limit is infinite instead.
@@ -142,10 +134,9 @@ _FAR = 100.0
 
 @dataclass(frozen=True)
 class Unseen:
-    """The proportion and the effective number of P's draws outside the range of Q's draws.
+    """The share and the effective number of P's draws outside Q's range, and their contribution `nats` to KL.
 
-    `nats` is the contribution to KL outside the range, by extrapolation of Q's fitted tails. If `abrupt`, significantly
-    more draws of P are outside the range, or between two neighboring draws of Q, than a smooth log(p / q) allows.
+    If `abrupt`, more draws of P are there, or between two neighboring draws of Q, than a smooth log(p / q) allows.
     """
 
     share: float
@@ -165,8 +156,7 @@ def unseen_by_q(
 ) -> Unseen:
     """Return the `Unseen` statistics of P's sorted draws x, with the weights `shares`, and Q's sorted draws y.
 
-    `number` is P's effective number of draws, and `alarms` the probability that `abrupt` is True although P = Q. If
-    `upper_only`, only P's draws above the largest draw of Q are used, and gaps are ignored.
+    If P = Q, `abrupt` is True with probability `alarms`. `upper_only` ignores gaps and draws below Q's smallest.
     """
     if len(y) < 2 or y[0] == y[-1]:
         return Unseen(0.0, 0.0, 0.0, abrupt=False)
@@ -197,10 +187,9 @@ def unseen_by_q(
 
 
 def _expected(x: Array, y: Array, number: float) -> float:
-    """Return the mean of `_extrapolated` over P's fitted tail; x and y are the sorted draws of P and of Q.
+    """Return the mean of `_extrapolated` over P's fitted tail, for sorted draws x of P and y of Q.
 
-    The result is 0 if P's tail is not heavier than Q's tail, or if Q's tail follows a power law. `number` is P's
-    effective number of draws.
+    The result is 0 if P's tail is not heavier than Q's tail, or if Q's tail follows a power law.
     """
     (of_p, count), (of_q, count_of_q) = _tail(x), _tail(y)
     chance = (1 + abs(of_p.shape)) / math.sqrt(min(count, TAIL * number))
@@ -216,10 +205,7 @@ def _expected(x: Array, y: Array, number: float) -> float:
 
 
 def _tail(y: Array) -> tuple[ParetoTail, int]:
-    """Return a tail fitted to the largest of the sorted draws y, and the number of these largest draws.
-
-    If the largest draw is an extreme outlier, the fit leaves this draw out.
-    """
+    """Return a tail fitted to the largest of the sorted draws y except an extreme outlier, and their number."""
     count = max(int(TAIL * len(y)), min(FEWEST_IN_TAIL, len(y) - 1))
     beyond = y[-count:] - y[-count - 1]
     if len(beyond) > 2 and beyond[-1] > _FAR * beyond[-2]:
@@ -241,10 +227,7 @@ def _extrapolated(x: Array, y: Array) -> Array:
 
 
 def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -> bool:
-    """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it.
-
-    The arguments are the same as for `unseen_by_q`.
-    """
+    """Return whether some gap between two draws of Q has significantly more draws of P than the gaps around it."""
     y = np.unique(y)
     if len(y) < 3 * _NEIGHBORING_GAPS:
         return False
@@ -261,8 +244,7 @@ def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -
 def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
     """Return the log-probability of `inside` or more draws of P in a gap, given `around` draws in `gaps` other gaps.
 
-    If p / q is constant, the number of P's draws between two neighboring draws of Q has a geometric distribution. Given
-    the total number, all divisions of these draws among the gaps are equally likely.
+    If p / q is constant, all divisions of P's draws among the gaps of Q's draws are equally likely.
     """
     total = inside + around
     chance = np.zeros(len(inside))
@@ -274,12 +256,10 @@ def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
 def unseen_in_scores(
     scores: Iterable[tuple[Array, Array]], shares: Array, number: float, *, log_ratios: bool = False
 ) -> Unseen:
-    """Return the result of `unseen_by_q` for vectors, which are compared by several scores.
+    """Return the result of `unseen_by_q` for vectors: the score with the largest `nats`, abrupt if any score is.
 
-    The result is for the score with the largest contribution `nats`; `abrupt` is True if it is True for any score.
-    `scores` has the values of each score for P's draws and for Q's draws. For the first score, only P's draws above Q's
-    largest score are used. If `log_ratios`, the first score is a log-ratio, and the excess of P's scores over Q's
-    largest score replaces the extrapolation of Q's tail.
+    `scores` has each score's values for P's and for Q's draws. For the first, only draws above Q's largest are used. If
+    `log_ratios`, it is a log-ratio, and its excess over Q's largest replaces the extrapolation.
     """
     pairs = list(scores)
     results: list[Unseen] = []

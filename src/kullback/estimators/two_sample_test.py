@@ -198,10 +198,7 @@ def two_sample_test(
 
 
 def _least_p_value(first: int, second: int, permutations: int, *, in_pairs: bool = False) -> float:
-    """Return the least p-value: the probability that a shuffle is the observed labeling, or 1 / (permutations + 1).
-
-    If there are more than `_MANY_UNITS` draws or clusters to shuffle, this probability counts as 0.
-    """
+    """Return the least p-value: the probability that a shuffle is the observed labeling, or 1 / (permutations + 1)."""
     labelings = math.inf
     if first + second <= _MANY_UNITS:
         labelings = 2**first if in_pairs else math.comb(first + second, first)
@@ -286,10 +283,7 @@ def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStat
 
 
 def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
-    """Return the likelihood-ratio statistic of P's counts.
-
-    The statistic is the mutual information of category and side, in nats, times the number of draws.
-    """
+    """Return the likelihood-ratio statistic of P's counts: the nats of category and side, times the number of draws."""
     of_all = _x_log_x(np.array([float(totals.sum())]))[0] - _x_log_x(totals.astype(float)).sum()
 
     def mutual_information(counts: Array) -> Array:
@@ -370,11 +364,9 @@ def _of_ranks(pooled: Array) -> BinCounts:
 
 
 def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Array]:
-    """Return the bins of several partitions of the pooled ranks, from coarse to fine.
+    """Return the bins of several partitions of the pooled ranks, from coarse to fine; equal values share a bin.
 
-    Equal values are in the same bin. If numbers repeat often, each of the finest bins contains a single value. The
-    results are an indicator column for each bin, the index of the first column of each partition, and the proportion of
-    the draws in each bin.
+    The results are an indicator column for each bin, the first column of each partition, and the share of each bin.
     """
     draws = int(totals.sum())
     most = max(draws // DRAWS_IN_A_BIN, RANK_BINS[0])
@@ -391,8 +383,7 @@ def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Ar
 def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
     """Return the statistics for vectors, from pooled draws whose components are divided by their interquartile range.
 
-    The draws for the nearest-neighbor graph are in random order, so that the choice between equally distant neighbors
-    does not depend on their side.
+    The graph has draws in random order, so that ties of distances do not favor a side.
     """
     from scipy.sparse import csr_array
     from scipy.spatial.distance import pdist, squareform
@@ -449,10 +440,7 @@ def _standard_scores(points: Array) -> Float32s:
 
 
 def _moments(points: Array, scores: Float32s) -> dict[str, Float32s]:
-    """Return the log-distances of the points from the center, and products of two components' normal scores.
-
-    Both the scores and the centered absolute scores are multiplied.
-    """
+    """Return the log-distances from the center, and products of two components' scores and centered absolute scores."""
     n, d = points.shape
     square = np.square(points - np.median(points, axis=0)).sum(1, keepdims=True)
     moments = {"spread": _centered(np.log(np.maximum(square, np.finfo(np.float32).tiny)))}

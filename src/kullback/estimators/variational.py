@@ -208,12 +208,9 @@ def variational_estimate(
 def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float) -> Tensor | None:
     """Return a lower confidence limit of KL, from the bound for a clipped critic, or None for too few draws of Q.
 
-    `at_p` and `at_q` are the critic's values at the draws of P and of Q.
-
-    The bound is valid for every critic, so also for the clipped critic. The exponential of the clipped critic is
-    bounded, so its variance can be estimated from the draws. Each of the two means in the bound gets half of the error
-    probability. The limit of Q's mean is normal, with a correction for skewness (Johnson, Modified t Tests and
-    Confidence Intervals for Asymmetrical Populations, 1978).
+    The bound is valid for every critic, and the exponential of a clipped critic has a variance that draws show. Each of
+    the two means gets half of the error probability. The limit of Q's mean has a correction for skewness (Johnson,
+    Modified t Tests and Confidence Intervals for Asymmetrical Populations, 1978).
     """
     shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
     number = effective_number(shares_q, len(q)) * q.groups / len(q)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments
@@ -64,15 +64,6 @@ def chosen_of(
     return names_of(call, "columns", columns), names_of(call, "exclude", exclude) or []
 
 
-def refuse_unknown(
-    call: str, exclude: Sequence[str], there: Sequence[str], where: str = "the tables"
-) -> None:
-    """Refuse to leave out a column that does not exist."""
-    for name in exclude:
-        if name not in there:
-            raise no_column(call, "exclude", name, there, where)
-
-
 def check_column(call: str, argument: str, value: object) -> None:
     """Refuse a value that is neither the name of a single column nor None."""
     if value is not None and not isinstance(value, str):
@@ -98,16 +89,19 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
     return [tuple(names) for names in listed if names is not None]
 
 
-def no_column(
-    call: str, argument: str, name: str, there: Sequence[str], where: str = "the tables"
-) -> ArgumentValueError:
-    """Return the error for a name that no column has; the error suggests the most similar name."""
+def refuse_unknown(
+    call: str, argument: str, names: Iterable[str], there: Sequence[str], where: str = "the tables"
+) -> None:
+    """Refuse a name that no column has; the error suggests the most similar name."""
+    name = next((name for name in names if name not in there), None)
+    if name is None:
+        return
     shown = ", ".join(map(quoted, there[:MOST_NAMED]))
     shown += f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
     meant = nearest(name, there) or next(iter(there), "")
     pair = (meant, next((other for other in there if other != meant), ""))
     remedies: dict[str, object] = {"columns": [meant], "exclude": [meant], "joint": [pair]}
-    return invalid_value(
+    raise invalid_value(
         call,
         argument,
         wanted=f"columns of {where}",

@@ -30,44 +30,32 @@ from kullback.common.extra_arguments import by_name
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
 from kullback.tables.columns.column_profile import ColumnProfile
-from kullback.tables.columns.log_grid import SMALLEST, bucket_ends, buckets_of, integers_in
+from kullback.tables.columns.log_grid import SMALLEST, bucket_ends, integers_in
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIMESTAMP_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 
 
-def interval_labels(
-    column: ColumnProfile, edges: Sequence[float], cuts: Sequence[int] | None = None
-) -> tuple[str, ...]:
-    """Return a label for each interval between edges; the first and the last interval are open-ended.
+def interval_labels(column: ColumnProfile, edges: Sequence[float], cuts: Sequence[int]) -> tuple[str, ...]:
+    """Return a label for each interval; each but the first begins at an edge, with the bucket in `cuts`.
 
-    An interval of integers is labeled with the smallest and the largest integer that occurred in it. If only the grid's
-    center occurred in an interval, the label is the center.
-
-    Arguments:
-        column: the profile of the column.
-        edges: the lower end of each interval except the first.
-        cuts: the first bucket of each interval except the first; None means the buckets of the edges.
+    The first and the last interval are open-ended. An interval of integers is labeled with the smallest and the largest
+    integer that occurred in it. If only the grid's center occurred in an interval, the label is the center.
 
     Example:
-        >>> interval_labels(ColumnProfile("numeric"), (1.5, 2.25))
+        >>> interval_labels(ColumnProfile("numeric"), (1.5, 2.25), (32721, 32741))
         ('< 1.5', '1.5 to 2.25', '≥ 2.25')
-        >>> interval_labels(ColumnProfile("numeric", minimum=1, maximum=9, integer=True), (2.0, 3.0, 4.0))
-        ('1', '2', '3', '4 to 9')
     """
-    begins: list[int] = list(cuts or ())
-    if cuts is None:
-        begins = buckets_of(np.array(edges, np.float64), column.center).tolist()
-    occupied = _occupied(column, begins)
+    occupied = _occupied(column, cuts)
     if column.column_type == "text" or column.integer:
-        return _integer_labels(column, begins, occupied)
+        return _integer_labels(column, cuts, occupied)
     write = _timestamps if column.column_type == "datetime" else _numbers
     labels = ["any value"]
     if edges:
         written = write(edges)
         inner = [f"{low} to {high}" for low, high in pairwise(written)]
         # Each bin below the grid's center excludes the bin's own lower edge. So does the bin directly above the center.
-        beyond = [cut < 0 or cut == 1 for cut in (begins[0], begins[-1])]
+        beyond = [cut < 0 or cut == 1 for cut in (cuts[0], cuts[-1])]
         first, last = "≤" if beyond[0] else "<", ">" if beyond[1] else "≥"
         labels = [f"{first} {written[0]}", *inner, f"{last} {written[-1]}"]
     for index, buckets in occupied.items():

@@ -23,7 +23,6 @@ from kullback.tables.arguments import (
     chosen_of,
     groups_of,
     name_or_none,
-    no_column,
     no_further_column,
     refuse_unknown,
 )
@@ -168,8 +167,7 @@ def compare_tables(
 def corrected_together(comparisons: Sequence[TableComparison]) -> list[TableComparison]:
     """Return comparisons whose p-values are corrected for the number of tests in all comparisons together.
 
-    If all batches come from the reference's distribution, the probability that any batch shows a difference is about
-    5 %, whatever the number of batches. A correction within each batch would give every single batch this probability.
+    So if no batch differs from the reference, any batch shows a difference with a probability of about 5 %.
     """
     tests = [test for compared in comparisons for test in (*compared.columns, *compared.joint)]
     corrected = iter(false_discovery_rates([test.p_value for test in tests]))
@@ -242,10 +240,7 @@ def compare_profiles(
 
 @dataclass(frozen=True)
 class _Sides:
-    """Two tables whose columns are compared.
-
-    The tables are read again for clusters and groups of columns; there are none if only profiles are known.
-    """
+    """Two tables whose columns are compared; `tables` are read again for clusters and groups of columns."""
 
     p: Profile
     q: Profile
@@ -449,7 +444,7 @@ def _chosen_names(
     """Return the names of the columns to compare: P's columns in order, then the columns that only Q has."""
     there = list(tables[0].fields | tables[1].fields)
     together = [name for group in groups for name in group]
-    refuse_unknown(CALL, exclude, there)
+    refuse_unknown(CALL, "exclude", exclude, there)
     for name in together:
         if name in exclude:
             raise invalid_value(
@@ -459,15 +454,11 @@ def _chosen_names(
                 got=quoted(name),
                 instead="another group of columns, or exclude= without this one",
             )
-    for argument, name in [("columns", name) for name in columns or ()] + [
-        ("joint", name) for name in together
-    ]:
-        if name not in there:
-            raise no_column(CALL, argument, name, there)
+    refuse_unknown(CALL, "columns", columns or (), there)
+    refuse_unknown(CALL, "joint", together, there)
     for argument, name in (("weights", weights), ("cluster", cluster)):
         for side, table in zip("PQ", tables, strict=True):
-            if name is not None and name not in table.fields:
-                raise no_column(CALL, argument, name, list(table.fields), side)
+            refuse_unknown(CALL, argument, () if name is None else (name,), list(table.fields), side)
     wanted = set(there).difference(exclude) if columns is None else {*columns, *together}
     possible = [name for name in there if name not in (weights, cluster)]
     chosen = [name for name in possible if name in wanted]

@@ -44,10 +44,7 @@ from kullback.tables.table_results import DIVERGENCES, Bin, Divergences
 
 @dataclass(frozen=True)
 class TableSettings:
-    """The settings of a comparison, with the source of all randomness, and the effective numbers of rows of P and Q.
-
-    If `independent`, the rows, or the clusters in the column `cluster`, are known to be independent.
-    """
+    """The settings of a comparison, the source of all randomness, and the effective rows of P and Q."""
 
     max_bins: int
     confidence: float
@@ -174,9 +171,8 @@ def column_bins(
 ) -> Bins:
     """Return the bins of one column, about `number` for numbers; neighboring bins of numbers are joined if rare.
 
-    If `together`, the bins end at quantiles of both tables (half of the weight each) instead of P's quantiles. P's
-    quantiles are close to P's clusters and to P's rows with large weights. In bins that end there, P and Q would differ
-    even if their distributions are equal.
+    If `together`, the bins end at quantiles of both tables. P's quantiles are close to its clusters and heavy rows, so
+    P and Q would differ in such bins even if their distributions are equal.
     """
     before, after = p.columns[name], q.columns[name]
     reference = _average(before, after) if together and before.buckets and after.buckets else before
@@ -298,10 +294,7 @@ def divergences(
 
 
 def _independent_rows(pooled: _Pooled, settings: TableSettings) -> tuple[float, float]:
-    """Return the effective numbers of rows, as if all rows of a cluster had the same value.
-
-    Survey Sampling (Kish, 1965)
-    """
+    """Return Kish's effective numbers of rows (1965), as if all rows of a cluster had the same value."""
     if pooled.clusters is None:
         return settings.sizes
     p, q = (
@@ -332,13 +325,9 @@ def _in_order_of_numbers(
 class _Pooled:
     """The weights of P and of Q in the bins that are compared: frequent bins, then labeled groups of rare values.
 
-    Attributes:
-        frequent: the index in the contingency table of each bin that is compared by itself.
-        values: the number of rare bins in the contingency table.
-        rare: the rows of the rare values, by value and group; None if there is at most one group.
-        clusters: P's and Q's weight in each bin and group, by cluster; None if rows are independent.
-        scales: the number of equally weighted rows that correspond to a weight of 1, for P and for Q.
-        sparse: whether some bins are rare, and none is pooled because there are few bins.
+    `frequent` has their places in the contingency table, and `values` the number of its rare bins. `rare` has rare rows
+    by value and group, and `clusters` weights by cluster. `scales` turn weights into rows. If `sparse`, some bins are
+    rare, and none is pooled because there are few.
     """
 
     frequent: Integers
@@ -487,10 +476,7 @@ def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin
 def _remarks(
     pooled: _Pooled, forward: Value[float | None], backward: Value[float | None]
 ) -> Iterator[tuple[str, str]]:
-    """Yield remarks on rare values, on empty bins, and on divergences without intervals.
-
-    Each remark is a pair: the code and the message of a finding, or an empty code and the sentence of a note.
-    """
+    """Yield remarks on the bins: the code and message of a finding, or an empty code and the sentence of a note."""
     if pooled.values:
         yield from _rare_remarks(pooled, forward)
     if not ((pooled.p > 0) & (pooled.q > 0)).any():

@@ -75,8 +75,7 @@ def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
 class _Buckets:
     """The occupied buckets of both sides in ascending order, limited to the range of the values.
 
-    `values` and `ends` have the beginning and the end of each bucket, an int if the column holds integers; they are
-    equal for a single value. `first` and `last` have the same numbers as floats.
+    `values` and `ends`, ints for integers, are equal for a single value; `first` and `last` are the same as floats.
     """
 
     buckets: Sequence[int]

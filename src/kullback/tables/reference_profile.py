@@ -124,7 +124,7 @@ def reference_profile(
             instead="name another one with --profile",
         )
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
-    refuse_unknown("reference_profile", excluded, list(table.fields), "the table")
+    refuse_unknown("reference_profile", "exclude", excluded, list(table.fields), "the table")
     counted = profile_opened(table, columns, Counting(weights, None, progress), exclude=excluded)
     # A later call may exclude the same columns. A call without exclude= reports why these columns are not compared.
     counted.skipped |= dict.fromkeys(excluded, "left out when the profile was made")

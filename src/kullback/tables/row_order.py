@@ -21,11 +21,10 @@ from kullback.common.serial_dependence import (
 )
 from kullback.common.turn_spectrum import spectral_turns
 from kullback.errors import LONGEST_NAME, printable, safe_repr
-from kullback.tables.columns.types import numbers_of, strings_of
+from kullback.tables.columns.types import Field, numbers_of, strings_of
 
 if TYPE_CHECKING:
     from kullback.common.plain_values import JsonObject
-    from kullback.tables.columns.types import Field
     from kullback.tables.engines.engine import Table
 
 
@@ -35,10 +34,9 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The dependence of the examined rows, as the number of rows with the information of one independent row.
+    """The number of rows with the information of one independent row: `times` by column, `repeated` for repeated rows.
 
-    `times` has this number for each column whose order shows dependence. The columns in `unknown` have too few
-    independent blocks of rows. `repeated` is 1 unless rows of continuous numbers are repeated.
+    The columns in `unknown` have too few independent blocks of rows.
     """
 
     rows: int

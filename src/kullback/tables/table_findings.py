@@ -274,10 +274,7 @@ class Unshared(NamedTuple):
 
 
 def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
-    """Return the categories that are in `there` and not in `elsewhere`.
-
-    The result is empty if the other side has no values or does not name all its categories.
-    """
+    """Return the categories that are in `there` alone; none if `elsewhere` has no values or omits names."""
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())
     number = len(there.categories)
@@ -313,10 +310,7 @@ _MOST = 0.5  # a column of text is reported if more than this share of its texts
 
 
 def content_of(name: str, p: ColumnProfile, q: ColumnProfile, *, weighted: bool) -> Content | None:
-    """Return the kind of content that makes a column's divergences doubtful; None for other columns.
-
-    Profiles of rows with weights do not show the numbers of rows.
-    """
+    """Return the kind of content that makes a column's divergences doubtful; None for other columns."""
     sides = [column for column in (p, q) if not column.empty]
     if not sides:
         return None

@@ -34,7 +34,6 @@ from kullback.tables.arguments import (
     check_column,
     chosen_of,
     name_or_none,
-    no_column,
     no_further_column,
     refuse_unknown,
 )
@@ -232,7 +231,7 @@ def profile_table(
     columns, excluded = chosen_of("profile_table", columns, exclude)
     check_column("profile_table", "weights", weights)
     table = open_table(frame)
-    refuse_unknown("profile_table", excluded, list(table.fields), "the table")
+    refuse_unknown("profile_table", "exclude", excluded, list(table.fields), "the table")
     counting = Counting(weights, like, progress)
     return profile_opened(table, columns, counting, exclude=excluded)
 
@@ -276,10 +275,7 @@ class CountedTable:
     counting: Counting
 
     def parsed(self, ways: Mapping[str, Written], *, again: Collection[str] = ()) -> CountedTable:
-        """Return the table with columns of text counted as numbers or dates in these `ways`.
-
-        The columns in `again` are counted again, with the types and grids of `Counting.like`.
-        """
+        """Return the table with text counted in these `ways`, and `again` with the types of `Counting.like`."""
         names = [name for name in self.profile.columns if name in ways or name in again]
         if not names:
             return self
@@ -370,9 +366,7 @@ def _chosen(
 ) -> tuple[list[Field], dict[str, str]]:
     """Return the columns to count, and the skipped columns with the reasons."""
     for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
-        for name in names:
-            if name not in table.fields:
-                raise no_column("profile_table", argument, name, list(table.fields), where="the table")
+        refuse_unknown("profile_table", argument, names, list(table.fields), "the table")
     fields = [
         field
         for name, field in table.fields.items()

@@ -197,10 +197,7 @@ def density_ratio(
 
 
 def _few_threads(number: int) -> AbstractContextManager[object]:
-    """Return a context that limits fits to few draws to one thread, because several threads would wait for each other.
-
-    `number` is the number of draws of P and Q together.
-    """
+    """Return a context that limits fits to few draws to one thread: several threads would wait for each other."""
     few = number <= _DRAWS_FOR_THREADS
     return load("threadpoolctl", "density_ratio").threadpool_limits(1) if few else nullcontext()
 
@@ -217,10 +214,9 @@ class _RatioValue:
 
 @dataclass
 class _Work:
-    """The pooled draws, their random splits, and the number of fits so far.
+    """The pooled draws, their random splits into folds (`deep`) and into halves, and the number of fits so far.
 
-    `deep` has, for each split, the number of each draw's fold, and `halves` the same for splits into halves. `features`
-    has the features of the draws, by the name of the candidate and the number of draws.
+    `features` has the features of the draws, by the name of the candidate and the number of draws.
     """
 
     draws: Labeled
@@ -267,10 +263,7 @@ class _Work:
     def number_of_splits(
         self, limits: tuple[int, int], candidate: NamedClassifier, draws: Labeled, share: float = 1.0
     ) -> int:
-        """Return the number of random splits, within `limits`, that the budget allows for a candidate.
-
-        `share` is the weight of the candidate in the mean over the candidates.
-        """
+        """Return the number of random splits, within `limits`, for a candidate of weight `share` in the mean."""
         if not candidate.quick:
             return limits[0]
         return _number_of_splits(limits, len(draws.x), self.featured(candidate, draws).x.shape[1], share)
@@ -287,8 +280,7 @@ def _number_of_splits(limits: tuple[int, int], number: int, features: int = 0, s
 class _Selected:
     """A candidate with its best penalty, and its share in the mean over the candidates.
 
-    `raw` has the cross-validated log-odds of all draws for each split that the selection used. It is None if the
-    selection used a subset of the draws.
+    `raw` has the cross-validated log-odds of all draws for each split, or is None after a selection on a subset.
     """
 
     candidate: NamedClassifier
@@ -297,10 +289,9 @@ class _Selected:
 
 
 def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Generator) -> list[_Selected]:
-    """Return the candidates with the smallest losses in cross-validation, in order of decreasing weight.
+    """Return the candidates with the smallest cross-validated losses, in order of decreasing weight exp(-total loss).
 
-    The weights are proportional to exp(-total loss). These weights are called pseudo-BMA in Using Stacking to Average
-    Bayesian Predictive Distributions (Yao et al., 2018).
+    Using Stacking to Average Bayesian Predictive Distributions (Yao et al., 2018) calls the weights pseudo-BMA.
     """
     used = _subset(work.draws, rng)
     some, splits = work.draws.take(used), [folds[used] for folds in work.deep]
@@ -346,10 +337,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
 def _with_best_penalty(
     candidate: NamedClassifier, work: _Work, draws: Labeled, folds: Sequence[Flags]
 ) -> tuple[NamedClassifier, Array]:
-    """Return the candidate with its best penalty only, and its weighted losses on the draws of the folds.
-
-    A fold is a mask of `draws`. The losses of a fold's draws come from a fit to the other draws.
-    """
+    """Return the candidate with its best penalty only, and its weighted losses on the held-out folds of `draws`."""
     draws = work.featured(candidate, draws)
     parts = [(draws.take(~fold), draws.take(fold)) for fold in folds]
     best, least = 0, np.full(sum(len(test.x) for _, test in parts), np.inf)
@@ -379,9 +367,8 @@ def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work
 def _direct(one: _Selected, work: _Work) -> _RatioValue:
     """Return the mean over P of the calibrated log-ratio of one candidate, extrapolated to infinitely many draws.
 
-    The bias is assumed to be inversely proportional to the number of draws in a fit. So the bias follows from the
-    difference between the values from fits to all folds but one and from fits to half of the draws. The bias is
-    subtracted from the value, and also enters the error.
+    The bias is assumed to be inversely proportional to the number of draws in a fit. So it follows from fits to all
+    folds but one and fits to half of the draws. It is subtracted from the value, and also enters the error.
     """
     candidate, draws = one.candidate, work.draws
     first = one.raw or []
@@ -403,10 +390,7 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
 
 
 def _missed(best: _Selected, work: _Work, confidence: float) -> Shift | None:
-    """Return the increase of the upper limit for the part of KL that the best candidate may miss.
-
-    The result is None unless all components have two values and enough draws equal another one.
-    """
+    """Return the increase of the upper limit for what the best candidate may miss; None unless enough draws repeat."""
     draws = work.draws
     if not have_two_values(draws.x) or share_of_repeated(draws.x, draws.units) < LEAST_SHARE:
         return None
@@ -421,10 +405,7 @@ def _error_of_mean(values: Sequence[float]) -> float:
 
 
 def _gaussian(p: Draws, q: Draws) -> _RatioValue:
-    """Return the estimate of KL between Gaussians, with an error that includes the second-order variance.
-
-    At P = Q, the first-order variance is 0, and only the second-order variance remains.
-    """
+    """Return the estimate between Gaussians, with the second-order error, which remains at P = Q."""
     n, m = (_independent(side) for side in (p, q))
     value, *influence = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
     d = p.x.shape[1]
@@ -442,9 +423,8 @@ def _independent(side: Draws) -> float:
 def _rate(side: Draws, scores: Array) -> float:
     """Return the number r such that the draws of a side add r KL to the variance of the estimate of a small KL.
 
-    Near P = Q, log(p / q) has the variance 2 KL under P and under Q. So r is 2 / n for n independent draws. For
-    clusters, n is the smaller of two effective sample sizes: for the means of the components, and for the mean of the
-    classifier's scores.
+    Near P = Q, log(p / q) has the variance 2 KL, so r is 2 / n. For clusters, n is the smaller of two effective sample
+    sizes: for the means of the components and of the scores.
     """
     scorings = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
     return 2 / min(number_from_scores(scoring, side) for scoring in scorings)
@@ -459,10 +439,7 @@ def _evidence(
     notes: Sequence[str],
     rest: Shift | None,
 ) -> Evidence:
-    """Return the evidence; if many scores of P's draws are above all scores of Q's draws, the upper limit is infinite.
-
-    `scores` has the calibrated log-ratio of each draw, and `rest` is the result of `_missed`.
-    """
+    """Return the evidence; the upper limit is infinite if many of P's scores are above all of Q's."""
     p, q = sides
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
     of_p, of_q = scores[: len(p)], scores[len(p) :]
@@ -508,11 +485,10 @@ def _few_draws(p: Draws, q: Draws) -> list[str]:
 def _from_scores(
     evidence: Evidence, of_p: Array, of_q: Array, sides: tuple[Draws, Draws], confidence: float
 ) -> Evidence:
-    """Return the evidence with a lower limit from the divergence of the classifier's scores.
+    """Return the evidence with a lower limit from the divergence of the classifier's scores, which is at most KL.
 
-    `of_p` and `of_q` are the scores of P's draws and of Q's draws. The divergence of the scores is at most KL. The
-    upper limit is infinite. The divergence of the scores replaces a value below it, and a value above 2 log m for m
-    draws of Q.
+    The upper limit is infinite. The divergence of the scores replaces a value below it, or above 2 log m for m draws of
+    Q.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)

@@ -65,9 +65,7 @@ def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> t
 
 
 def gaussian_log_odds(x: Array, y: Array, w: Array, v: Array) -> Callable[[Array], Array]:
-    """Return the function log(p / q) of the predictive densities for draws x and y with weights w and v.
-
-    The predictive densities are Student's t densities, which allow for sampling errors of the means and covariances.
+    """Return log(p / q) of the predictive densities, Student's t, which allow for sampling errors of the moments.
 
     Bayesian Data Analysis, section 3.6 (Gelman et al., 2013)
     """
@@ -135,10 +133,7 @@ _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 
 class FitClassifier(Protocol):
-    """A function that fits a classifier to draws and returns the function from points to log-odds.
-
-    The function raises LinAlgError if there are too few draws.
-    """
+    """Fits a classifier to draws and returns the function from points to log-odds; LinAlgError for too few draws."""
 
     def __call__(self, draws: Labeled, /) -> LogOdds: ...
 
@@ -147,8 +142,7 @@ class FitClassifier(Protocol):
 class NamedClassifier:
     """A classifier with its name in notes; it is quick if a fit takes only milliseconds.
 
-    `fits` has one fitting function for each penalty, from the strongest to the weakest penalty. `features`, a function
-    of the coordinates, is called once for all draws, because it does not use their sides.
+    `fits` has one function for each penalty, from the strongest on. `features` does not use the sides of draws.
     """
 
     name: str
@@ -269,10 +263,7 @@ def _products(*, interaction_only: bool) -> Any:
 
 
 def _asinh_scaled() -> list[Any]:
-    """Return transformers that scale each coordinate robustly and apply asinh.
-
-    For Pareto tails, log(p / q) is linear in the transformed coordinates.
-    """
+    """Return transformers that scale robustly and apply asinh; Pareto tails then have linear log-ratios."""
     preprocessing = _sklearn("preprocessing")
     return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 

@@ -30,7 +30,7 @@ from kullback.estimators.discrete.formulas import (
     at_the_ends,
     counts_of_kind,
 )
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, added
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, by_direction
 from kullback.estimators.registry import enlist, from_draws
 from kullback.generators import (
     KL,
@@ -56,10 +56,7 @@ _SEVERAL = 3
 
 
 def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
-    """Return the public estimator for a formula of counts.
-
-    The estimator has the attribute `of_counts`, a function that applies the formula to counts of any dtype.
-    """
+    """Return the public estimator for a formula; its attribute `of_counts` applies the formula to any dtype."""
     name = formula.__name__
 
     def evidence(
@@ -323,10 +320,7 @@ def nothing_shared(table: CategoryCounts) -> list[str]:
 
 
 def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidence:
-    """Return the evidence of a batch of estimates; a note begins with the number of the rows that it describes.
-
-    A row with too few draws for an interval gets the interval from 0 to infinity.
-    """
+    """Return the evidence of a batch; a row with too few draws for an interval gets the interval from 0 to infinity."""
     low, high = kl_interval(table, confidence)
     refused = is_refused(table)
     low, high = low.masked_fill(refused, 0.0), high.masked_fill(refused, math.inf)
@@ -416,10 +410,7 @@ def _differences(table: CategoryCounts) -> Tensor:
 
 
 def _shrinkage(table: CategoryCounts) -> Tensor:
-    """Return the decrease of P(A) - Q(A) if one draw is added to the event A = {p > q} and to its complement.
-
-    The draws are added to the counts of P and to the counts of Q. The result has shape (...).
-    """
+    """Return the decrease of P(A) - Q(A), A = {p > q}, if both sides get one more draw in A and in its complement."""
     sides = [(x, x.sum(-1, keepdim=True)) for x in (table.a, table.b)]
     where = table.a / sides[0][1] > table.b / sides[1][1]
     inside = [((x * where).sum(-1), n[..., 0]) for x, n in sides]
@@ -428,10 +419,9 @@ def _shrinkage(table: CategoryCounts) -> Tensor:
 
 
 def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
-    """Return the standard deviation of the difference of proportions in each category, and of P(A) - Q(A).
+    """Return the standard deviations of p - q in each category, and of P(A) - Q(A) for the event A = {p > q}.
 
-    A is the event {p > q}. The shapes are (..., K) and (...). For each proportion, one success and one failure are
-    added (Agresti and Caffo, 2000).
+    For each proportion, one success and one failure are added (Agresti and Caffo, 2000).
     """
     a, b = table.a, table.b
     squares, total = torch.zeros_like(a), torch.zeros_like(a[..., 0])
@@ -465,10 +455,7 @@ def _bisected(high: Tensor, is_above: Callable[[Tensor], Tensor]) -> tuple[Tenso
 
 
 def _upper_end(table: CategoryCounts, z: float) -> Tensor:
-    """Return the largest total variation that the counts do not reject at the normal quantile z, shape (...).
-
-    The upward bias of rare categories is not subtracted.
-    """
+    """Return the largest total variation that the counts do not reject, without a correction for rare categories."""
     spreads, total = _spreads(table)
     unit = (spreads.masked_fill(table.is_rare, 0).sum(-1) / 2).clamp(min=torch.finfo(torch.float64).tiny)
     differences = _differences(table) / 2
@@ -593,17 +580,14 @@ def estimable(call: str, kind: Divergence) -> Divergence:
 
 
 def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) -> Evidence:
-    """Return the evidence of a divergence from counts of categories, without notes.
+    """Return the evidence of a divergence from `estimable` and counts of categories, without notes.
 
-    The intervals of `KL`, `ReverseKL` and their sum `Jeffreys` come from `kl_interval`. Bounded divergences and powers
-    of p / q use `kl_interval` with `KindCounts`. `TotalVariation` uses `total_variation_interval`. The estimate and the
-    limits of a `Renyi` divergence are functions of the estimate and the limits of the `Alpha` divergence. `kind` is a
-    divergence as `estimable` returns it.
+    The intervals come from `kl_interval`, except for `TotalVariation`. The estimate and the limits of a `Renyi`
+    divergence are functions of those of the `Alpha` divergence.
     """
-    if isinstance(kind, ReverseKL):
-        return measured(KL(), table.reversed, confidence)
-    if isinstance(kind, Jeffreys):
-        return added(measured(KL(), table, confidence), measured(ReverseKL(), table, confidence))
+    if isinstance(kind, ReverseKL | Jeffreys):
+        of_kl = partial(measured, KL(), confidence=confidence)
+        return by_direction(kind, lambda there, _: of_kl(there), table, table.reversed)
     if isinstance(kind, TotalVariation):
         value, error = total_variation_estimate(table)
         return Evidence(value, error=error, ends=total_variation_interval(table, confidence))
@@ -615,10 +599,7 @@ def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) 
 
 
 def _renyi(alpha: float, power: Evidence) -> Evidence:
-    """Return the evidence of log(1 + alpha (alpha - 1) D) / (alpha - 1) from `power`, the evidence of D.
-
-    D is the divergence `Alpha(alpha)`.
-    """
+    """Return the evidence of log(1 + alpha (alpha - 1) D) / (alpha - 1) from `power`, that of D = `Alpha(alpha)`."""
     factor, (low, high) = alpha * (alpha - 1), cast("tuple[Tensor, Tensor]", power.ends)
 
     def of(x: Tensor) -> Tensor:

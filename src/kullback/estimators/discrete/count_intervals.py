@@ -40,10 +40,9 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     """Return, for each row, whether KL has a finite upper limit.
 
     Let f_k be the proportion of P's draws in categories with k draws of Q. There is no finite upper limit in three
-    cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2. The lack of draws of Q in the
-    categories of f_0 is then not due to chance. Third, f_1 = f_2 = 0, f_0 is two or more draws, and p / q = e^8 in
-    their categories would increase KL by more than `half_width`. This is half the interval's width. If the
-    categories are bins of a line, only the first case applies, because the neighboring bins bound the density.
+    cases. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2, which chance does not explain.
+    Third, f_1 = f_2 = 0, f_0 is two or more draws, and p / q = e^8 there would increase KL by more than `half_width` of
+    the interval. For bins of a line, only the first applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
     never = table.unseen_shares[0]
@@ -174,10 +173,8 @@ def _ends(
 def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate when P's probability of rare categories moves to Wilson's limits.
 
-    For each k from 0 to 3 (to 15 for powers of p / q), the categories with at most k draws of P are merged. The merged
-    category is used only if it has at most 3 (or 15) draws of P. The probability of the merged category under P gets
-    Wilson's limits, at the normal quantile z and with a continuity correction of half a draw. For divergences other
-    than KL, rare categories of Q are treated in the same way.
+    For each k from 0 to 3 (to 15 for powers of p / q), the categories with at most k draws are merged, and used with at
+    most 3 (or 15) draws together. For divergences other than KL, rare categories of Q are treated in the same way.
 
     The smallest change, at most 0, is for the probability within Wilson's limits that is nearest to Q's probability.
     The largest change, at least 0, is for the upper limit.
@@ -213,10 +210,7 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
 def _not_rejected(
     table: CategoryCounts, estimate: Tensor, z: float, added: Tensor, upper_alone: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest divergence that differ from `estimate` by at most z standard errors.
-
-    `added` is a variance that is added to the variance of the estimate.
-    """
+    """Return the smallest and the largest divergence within z standard errors; `added` is added to the variance."""
     (from_p, from_q), (in_p, in_q), second = table.variances, table.inflation, table.second_order
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
@@ -255,10 +249,9 @@ def _not_rejected(
 def _at_most_of_chi_square(low: Tensor, estimate: Tensor, null: Tensor, rate: Tensor, z: float) -> Tensor:
     r"""Return `low`, or the limit from the noncentral chi-square distribution where this one is smaller.
 
-    The estimate T of a divergence t is distributed as :math:`c (\chi'^2_\nu(t / c) - \nu)`. With the scale c =
-    `rate` / 4 and the degrees of freedom :math:`\nu` = `null` / (2 c^2), its variance is `null` + t `rate`. Its upper
-    tail is longer than a normal one, and most so far out. Near P = Q, a normal limit for z = 3 is wrong eight times too
-    often.
+    The estimate T of a divergence t is :math:`c (\chi'^2_\nu(t / c) - \nu)` with the variance `null` + t `rate` for c =
+    `rate` / 4 and :math:`\nu` = `null` / (2 c^2). Its upper tail is longer than a normal one, most so far out: near P =
+    Q, a normal limit for z = 3 is wrong eight times too often.
     """
     from scipy.special import ndtr
 

@@ -68,10 +68,7 @@ def _has_too_many(x: Counts) -> bool:
 
 
 def table_of(p: Representation, q: Representation) -> CategoryCounts:
-    """Return the counts of P and Q over the same classes; known probabilities count as `KNOWN` = 1e15 draws.
-
-    Classes without draws of P and of Q are left out.
-    """
+    """Return the counts of P and Q over the classes with draws; known probabilities count as `KNOWN` = 1e15 draws."""
     sides, sizes = [], []
     for side in (p, q):
         x = side.weights().detach().to(torch.float64)
@@ -124,10 +121,7 @@ def drawn_one_by_one(call: str, x: Any) -> Any:
 
 
 def number_of_draws(total: Tensor) -> int | Tensor:
-    """Return the number of draws of each row: an int if all rows have the same number, otherwise a tensor.
-
-    The tensor is float64 if int64 cannot hold a number.
-    """
+    """Return the number of draws of each row: an int if all are equal, else a tensor, float64 if int64 is too small."""
     first = total.flatten()[0]
     if bool((total == first).all()):
         return int(first)
@@ -173,9 +167,8 @@ def tabulate(
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
     """Return the variance of the estimate at P = Q, divided by the variance if all design effects were equal.
 
-    At P = Q, the estimate is half a sum of squares of correlated errors. The variance follows from the eigenvalues of
-    the covariance matrix of these errors, by the second-order correction of Rao and Scott (1981) with Satterthwaite's
-    approximation.
+    At P = Q, the estimate is half a sum of squares of correlated errors. Its variance follows from the eigenvalues of
+    their covariance, by the second-order correction of Rao and Scott (1981) with Satterthwaite's approximation.
     """
     present = a + b > 0
     pooled = ((a / a.sum() + b / b.sum()) / 2)[present]
@@ -251,9 +244,7 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
     """Return the effective number of weighted draws: their number divided by the mean design effect of the proportions.
 
-    `codes` has the category of each draw, `shares` its normalized weight, and `proportions` the sums over categories.
-    The result equals the result of `_clustered_number` with one cluster for each draw. If the weights do not depend on
-    the category, the result is Kish's effective sample size.
+    With weights that do not depend on the category, the result is Kish's effective sample size.
     """
     dof = int((proportions > 0).sum()) - 1
     if dof < 1:
@@ -265,13 +256,11 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 
 
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
-    r"""Return the effective number of clustered draws: their number divided by the proportions' mean design effect.
+    r"""Return the effective number of clustered draws, from the mean design effect of the proportions.
 
-    The first three arguments are the same as for `_weighted_number`. The result is
-    :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. Here K is the number of categories with draws,
-    :math:`p_i` the proportion of category i, and f the `cluster_correction`. Cluster c has the weight :math:`A_c`, and
-    the weight :math:`A_{ci}` in category i.
-    The analysis of categorical data from complex sample surveys (Rao and Scott, 1981)
+    The result is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`, with K categories with draws, the
+    proportion :math:`p_i` of category i, and the `cluster_correction` f. Cluster c has the weight :math:`A_c`, and
+    :math:`A_{ci}` in category i. The analysis of categorical data from complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)
     dof = int((proportions > 0).sum()) - 1
@@ -288,8 +277,7 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> tuple[float, float]:
     """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws.
 
-    `codes` has the category of each draw. `influence` and `x` have the influence of a draw in each category, and the
-    effective count of each category. The second number is the effective number of clusters, infinite without clusters.
+    The second number is the effective number of clusters, infinite without clusters.
     """
     if samples.is_plain:
         return 1.0, math.inf
@@ -304,9 +292,6 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> t
 
 
 def dof_of_squares(total: float, fourth: float, clusters: int) -> float:
-    """Return the degrees of freedom of a variance that is a sum of squares, from the variance of these squares.
-
-    `total` is the sum of the squares, one for each cluster, and `fourth` the sum of the fourth powers.
-    """
+    """Return the degrees of freedom of a variance, from the sum of its clusters' squares and of the fourth powers."""
     rest = fourth - total**2 / clusters
     return min(clusters - 1.0, max(2 * total**2 / rest, 2.0)) if rest > 0 else clusters - 1.0

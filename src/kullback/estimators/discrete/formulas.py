@@ -148,10 +148,7 @@ class CategoryCounts:
 
     @cached_property
     def unseen_shares(self) -> tuple[Tensor, Tensor]:
-        """The proportion of P's draws in categories without draws of Q, and in categories with a single draw of P.
-
-        The second proportion estimates the probability of all categories that are missing from P's sample (Good, 1953).
-        """
+        """The shares of P's draws without draws of Q in the category, and alone in their category (Good, 1953)."""
         a, b = self.a, self.b
         share, once = a / a.sum(-1, keepdim=True), (a > 0) & (a.round().clamp(min=1) == 1)
         return torch.where((a > 0) & (b == 0), share, 0.0).sum(-1), torch.where(once, share, 0.0).sum(-1)
@@ -270,12 +267,10 @@ class CategoryCounts:
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return the influence on KL of a draw of P in each category, times n, and of a draw of Q, times m.
 
-    P has n draws with the counts a, and Q has m draws with the counts b. The two influences are
-
     .. math:: \log \frac{p_i}{q_i} - \sum_j p_j \log \frac{p_j}{q_j} \quad\text{and}\quad 1 - \frac{p_i}{q_i}
 
-    The logarithms are estimated as in `CategoryCounts.estimate`, so they are finite even for zero counts of Q. Both
-    influences have mean 0 over the draws. The influence curve and its role in robust estimation (Hampel, 1974)
+    The logarithms are those of `CategoryCounts.estimate`, finite even for zero counts of Q. Both influences have mean 0
+    over the draws. The influence curve and its role in robust estimation (Hampel, 1974)
     """
     table = CategoryCounts.of(a, b)
     a, b, n, m = table.a, table.b, table.a.sum(-1, keepdim=True), table.b.sum(-1, keepdim=True)
@@ -307,9 +302,8 @@ Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class KindCounts(CategoryCounts):
     """Counts of categories, and the estimate of a divergence other than KL that is a sum over the categories.
 
-    `terms` returns the term of each category, a function of (a, n, b, m). The counts of P and Q are a and b, and the
-    numbers of draws n and m. If `takes_q_first`, it takes (b, m, a, n). `constant` is the
-    divergence minus the sum of the terms.
+    `terms`, a function of the counts and numbers of draws (a, n, b, m), returns the term of each category. If
+    `takes_q_first`, it takes (b, m, a, n). `constant` is the divergence minus the sum of the terms.
     """
 
     kind: Divergence
@@ -332,11 +326,7 @@ class KindCounts(CategoryCounts):
 
     @cached_property
     def above(self) -> Tensor:
-        """The estimate for the upper limit, without the bias correction of rare categories.
-
-        The bias is positive, because the divergence is convex. For a category with few draws, the estimate of the bias
-        is unreliable.
-        """
+        """The estimate for the upper limit, without the unreliable, positive bias correction of rare categories."""
         return self._sum - (0.0 if self.power else self._bias.masked_fill(self.is_rare, 0).sum(-1))
 
     @cached_property
@@ -397,10 +387,7 @@ class KindCounts(CategoryCounts):
 
 
 def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
-    """Return the counts in `table` as `KindCounts` for an estimate of `kind`; for KL, return `table` itself.
-
-    `kind` is neither `ReverseKL`, `Renyi` nor `TotalVariation`.
-    """
+    """Return the counts as `KindCounts` for an estimate of `kind`, not `Renyi` or the like; for KL, `table` itself."""
     if isinstance(kind, KL):
         return table
     order, factor = power_of(kind) or (0.5, 1.0)
@@ -448,10 +435,7 @@ def _double(*x: float) -> Tensor:
 
 
 def _curvature(kind: Divergence) -> float:
-    """Return f''(1) of the divergence, from two terms with p = 1 + h or 1 - h and q = 1.
-
-    Each of these terms is about f''(1) h^2 / 2 for small h.
-    """
+    """Return f''(1) of the divergence: terms with p = 1 + h or 1 - h and q = 1 are about f''(1) h^2 / 2."""
     h = 1e-4
     return float(of_shares(kind, _double(1 + h, 1 - h), _double(1, 1)).sum()) / h**2
 

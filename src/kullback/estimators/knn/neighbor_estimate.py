@@ -284,10 +284,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
 def _searched(
     p: Draws, q: Draws, ks: tuple[int, ...], fewer: tuple[int, ...], *, whiten: bool, device: torch.device
 ) -> Callable[[tuple[int, ...]], _NeighborTerms]:
-    """Return a function that takes numbers of neighbors, `ks` or `fewer`, and returns the terms of the estimate.
-
-    For d > 1, one search finds the neighbors for `ks` and `fewer`.
-    """
+    """Return a function of numbers of neighbors, `ks` or `fewer`, that returns the terms of the estimate."""
     d = p.x.shape[1]
     if d == 1 and device.type == "cpu":
         x, y = p.x[:, 0], q.x[:, 0]
@@ -345,8 +342,7 @@ def _terms(
 ) -> _NeighborTerms:
     """Return the terms of the estimate from the searches in P's and in Q's draws.
 
-    `nearest` has the results for each number of neighbors; an additional last result is for `wide`. `stretch` is the
-    difference of the log-volumes of the linear maps of the two sides.
+    An additional last result of `nearest` is for `wide`. `stretch` is the difference of the log-volumes of the maps.
     """
     p, q = sides
     log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(*nearest, strict=True)])
@@ -359,20 +355,14 @@ def _terms(
 
 
 def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
-    """Return four times the largest of the numbers of neighbors `ks`, for an additional estimate of the bias.
-
-    Return None if this estimate is not needed, or if there are too few draws.
-    """
+    """Return four times the largest of `ks`, for an estimate of the bias; None if not needed or with too few draws."""
     wide, d = 4 * ks[-1], p.x.shape[1]
     is_needed = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
     return wide if is_needed and wide <= min(len(p) - 1, len(q)) else None
 
 
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:
-    """Return a text with each side whose draws fill fewer than d dimensions, and with this number of dimensions.
-
-    The text is empty if both sides fill d dimensions. `p` and `q` are pairs: the draws, and the draws after whitening.
-    """
+    """Return a text with the sides, pairs of draws and whitened draws, that fill fewer than d dimensions, or none."""
     ks = max(k, 4) // 4, max(k, 4)
     fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in ((SIDE_P, p), (SIDE_Q, q))]
     return " and ".join(f"{name}'s about {d:.1f}" for name, d in fewer if d is not None)
@@ -389,11 +379,7 @@ def _log_ratio(own: KNearest, cross: KNearest, d: int) -> Array:
 def _whitenings(
     p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
 ) -> tuple[Whitening, Whitening]:
-    """Return the linear maps of P's and of Q's draws.
-
-    If `pilot` is True, the map of a side makes the covariance of its draws the identity. Otherwise, both sides have the
-    same map. It scales each component by its spread in Q if `whiten` is True, and by 1 otherwise.
-    """
+    """Return the linear maps of P's and of Q's draws: to identity covariance with `pilot`, else one map for both."""
     if pilot:
         check_independent(p_points, q_points)
         return Whitening.of(p_points, p.weights), Whitening.of(q_points, q.weights)
@@ -406,10 +392,7 @@ def _whitenings(
 
 
 def _overlap_is_poor(terms: _NeighborTerms, p: Draws) -> bool:
-    """Return whether Q has few draws where most of P is.
-
-    This is so if, for most draws x of P, the ball about x with k draws of Q contains at least a quarter of P's draws.
-    """
+    """Return whether the ball about most draws of P, with k draws of Q, contains at least a quarter of P's draws."""
     wide = terms.log_ratio[-1] > max(math.log(len(p) / (4 * terms.ks[-1])), 1.0)
     return bool(np.average(wide, weights=p.weights) > 0.5)
 
@@ -429,8 +412,7 @@ def _check_atoms(terms: _NeighborTerms) -> None:
 def _extrapolated(terms: _NeighborTerms, weights: Array | None) -> _Value:
     """Return the estimate, extrapolated in sqrt(k) to k = 0.
 
-    If the change from k to k / 4 neighbors is below two standard errors, there is no extrapolation. If the change is
-    only a little above this limit, the extrapolation is partial.
+    The extrapolation begins at a change of two standard errors from k to k / 4 neighbors, and is partial just above.
     """
     means = np.average(terms.log_ratio, axis=1, weights=weights)
     smoothing = float(np.average(terms.smoothing[-1], weights=weights))
@@ -459,13 +441,11 @@ def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, floa
 def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
     r"""Return the bias of the estimate with the larger number of neighbors k, as an allowance for the upper limit.
 
-    In d dimensions, the bias is proportional to :math:`k^{2 / d}` for smooth log-densities. The bias is proportional to
-    :math:`k^{1 / d}` if the densities have jumps, or change on a smaller scale than the balls. If the bias is
-    proportional to :math:`k^\gamma` and k decreases by the factor 4, the estimate increases by the proportion
-    :math:`1 - 4^{-\gamma}` of the bias. If the increase from k to k / 4 is significant, :math:`\gamma` follows from its
-    ratio to the increase from 4 k to k. Otherwise, :math:`\gamma` is 1 / d. The bias then follows
-    from the smaller of the two increases, each plus one standard error. If the median ball is wider than a standard
-    deviation, the bias is multiplied by the radius of the ball.
+    The bias is proportional to :math:`k^\gamma`, with :math:`\gamma = 2 / d` for smooth log-densities, and :math:`1 /
+    d` for jumps or changes within a ball. If k decreases by the factor 4, the estimate increases by the proportion
+    :math:`1 - 4^{-\gamma}` of the bias. :math:`\gamma` follows from the increases from 4 k to k and from k to k / 4, or
+    is 1 / d if the latter is not significant. If the median ball is wider than a standard deviation, the bias is
+    multiplied by its radius.
     """
     if terms.wide is None:
         return 0.0
@@ -545,8 +525,7 @@ def _with_joint_shape(
 ) -> tuple[float, float, list[str]]:
     """Return the value, the upper limit and notes, after a comparison with the regression of `joint_shape`.
 
-    If the estimate of the regression is larger than the value, the upper limit is raised. If the regression contradicts
-    the upper limit, its estimate replaces the value, and the upper limit is infinite.
+    A larger estimate of the regression raises the upper limit. If it contradicts this limit, it replaces the value.
     """
     if shape is None or shape.value <= value:
         return value, high, []
@@ -562,10 +541,7 @@ def _with_joint_shape(
 
 
 def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:
-    """Return the statistics of P's draws outside the range of Q's draws.
-
-    For d > 1, the draws are compared by the distance from Q's center and by each component.
-    """
+    """Return the statistics of P's draws outside Q's range, of the distance from Q's center and of each component."""
     number = p.effective * p.groups / len(p)
     if p.x.shape[1] == 1:
         return unseen_by_q(p.x[:, 0], p.shares, q.x[:, 0], number)

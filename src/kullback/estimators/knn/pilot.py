@@ -94,11 +94,9 @@ class Whitening:
         return (x - self._mean) @ self._inverse.T
 
     def log_smoothing(self, x: Array, log_radius: Array) -> Array:
-        """Return log(mean of g over a ball / g(x)) for balls with centers x and log-radii `log_radius`.
+        """Return log(mean of g over a ball / g(x)) for balls with centers x and log-radii, in whitened coordinates.
 
-        Centers and radii are in whitened coordinates.
-        The tail of g beyond the most distant draw is an extrapolation. So if |x| is larger than the norm of the most
-        distant draw, |x| is replaced by this norm.
+        The tail of g beyond the most distant draw is an extrapolation, so the norm of this draw limits |x|.
         """
         from scipy.special import chndtr
 
@@ -129,9 +127,8 @@ class FlatError(Exception):
 def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
     """Return nearly Gaussian, uncorrelated coordinates z, and the log-determinant of the map's Jacobian at each draw.
 
-    A Student's t distribution is fitted to each component. The distribution function of the fit, followed by the normal
-    quantile function, makes the component nearly Gaussian. A linear map then removes the correlations. Both maps leave
-    KL unchanged.
+    The distribution function of a fitted Student's t and the normal quantile function map each component. A linear map
+    then removes the correlations.
     """
     columns, log_derivatives = zip(
         *(_gaussianized_coordinate(column, weights) for column in x.T), strict=True
@@ -148,10 +145,7 @@ def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Array]:
-    """Return a component after the map from the best-fitting Student's t to the Gaussian, and the map's log-derivative.
-
-    Both results have the shape of `column`.
-    """
+    """Return a component after the map from a fitted Student's t to the Gaussian, and the map's log-derivative."""
     from scipy import special
 
     stride = -(-len(column) // _ENOUGH_TO_MATCH)
@@ -220,13 +214,11 @@ def local_log_density(
 ) -> LocalDensity:
     """Return estimates of log p at each draw, for two numbers of neighbors, as a `LocalDensity`.
 
-    With clusters, the neighbors of a draw are searched among one draw of each other cluster, chosen at random. The
-    weight of a chosen draw is multiplied by the size of its cluster. The result is the mean over several such choices.
+    With clusters, the result is the mean over random choices of one draw from each other cluster, weighted by its size.
 
-    If the weights depend on the position of the draws, the density at a draw is multiplied by the mean weight of its
-    neighbors. The logarithm of a mean of few weights is too low on average. So this factor would add a bias if the
-    weights do not depend on position. So the factor is used only if it increases the likelihood of the draws under
-    the density estimated from their neighbors, or if `weights_vary`. `rng` chooses draws from clusters.
+    If the weights depend on position, the density is multiplied by the mean weight of a draw's neighbors. Otherwise,
+    this factor would add a bias, because the logarithm of a mean of few weights is too low. So it is used only if it
+    increases the likelihood of the draws under the density from their neighbors, or if `weights_vary`.
     """
     n = len(x)
     own = np.ones(n) if weights is None else weights / weights.mean()
@@ -254,14 +246,10 @@ def local_log_density(
 def _densities_among(
     z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array
 ) -> tuple[Array, Array, float]:
-    """Return estimates of the log-density at the points z from their neighbors among the points `chosen`.
+    """Return log-densities at the points z from their neighbors among `chosen`, and the logarithms of the mean weights.
 
-    `units` has the number of each point's cluster, or of the point itself. `chosen` has one point of each cluster.
-
-    Returns:
-        the log-densities, shape (n, 2); the logarithm of the mean weight of each point's neighbors, shape (n,); and the
-        logarithm of the chosen points' average of this mean weight. The last result is 0 if the mean weights
-        have mean 1, like the values of a density ratio.
+    `units` has the number of each point's cluster, or of the point itself. The last result is the logarithm of the
+    chosen points' average of the mean weight, 0 if these have mean 1, like the values of a density ratio.
     """
     from scipy import special
     from scipy.spatial import KDTree

@@ -68,10 +68,7 @@ def search_line(
     weights: Array | None = None,
     query_weights: Array | None = None,
 ) -> list[KNearest]:
-    """Return, for each k, the neighbors of sorted queries among sorted draws on a line.
-
-    If `own`, the queries are the draws, and a draw is not its own neighbor. Weights are None if all are equal.
-    """
+    """Return, for each k, the neighbors of sorted queries among sorted draws; with `own`, both are the same draws."""
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
     nearest: list[KNearest] = []
     for k in ks:
@@ -88,10 +85,8 @@ def search_line(
 def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tuple[Integers, Array]:
     """Return the index of the first of each query's k nearest sorted draws, and the distance to the k-th nearest draw.
 
-    `place` is the position of each query among the draws. A window of k draws moves right from `place - k` while the
-    draw that leaves is more distant from the query than the draw that enters. So the window moves while the sum of
-    these two draws is below twice the query. The sum increases as the window moves, so bisection finds the last
-    position.
+    A window of k draws moves right from `place - k` while the sum of the draw that leaves and the draw that enters is
+    below twice the query. This sum increases, so bisection finds the last position.
     """
     steps = [2**i for i in range(k.bit_length())][::-1]
     below, above = np.full(k, -np.inf), np.full(2 * steps[0] + k, np.inf)
@@ -111,10 +106,7 @@ def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tup
 
 
 def _covered(start: Integers, width: int, n: int, weights: Array | None) -> Array:
-    """Return, for each of n sorted draws, the total weight of the windows that contain the draw, shape (n,).
-
-    `start` is the index of the first draw of each window, and `width` the number of draws in a window.
-    """
+    """Return, for each of n sorted draws, the total weight of the windows that contain the draw, shape (n,)."""
     covered = np.cumsum(np.bincount(start, weights, n), dtype=np.float64)
     covered[width:] -= covered[:-width].copy()
     return covered
@@ -131,10 +123,9 @@ def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool)
 
 
 def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
-    """Return log(mean of k weights / `overall`), corrected for the bias of the logarithm.
+    """Return log(mean of k weights / `overall`), from the sums of the weights and of their squares.
 
-    `overall` is the mean of all weights. The bias is minus half the squared relative error of the mean of the k
-    weights. `first` has the sum of these k weights, and `second` the sum of their squares.
+    The bias of the logarithm, minus half the squared relative error of the mean, is subtracted.
     """
     mean = first / k
     variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)
@@ -151,10 +142,7 @@ def search_space(
     query_weights: Array | None = None,
     device: torch.device,
 ) -> list[KNearest]:
-    """Return, for each k, the neighbors of queries among draws, shape (n, d).
-
-    The arguments are the same as for `search_line`, but the draws and the queries may be in any order.
-    """
+    """Return, for each k, the neighbors of queries among draws, shape (n, d), both in any order."""
     n, deepest = len(queries), max(ks)
     radius, occurrence = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
     log_weight = None if weights is None else np.empty((len(ks), n))

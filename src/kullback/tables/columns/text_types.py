@@ -42,10 +42,7 @@ _DIGITS_OF_CODE = 8  # numbers of one length with at least this many digits are 
 
 
 def identifies(name: str, column: ColumnProfile) -> bool:
-    """Return whether nearly every row has its own value, which is neither an amount nor a date.
-
-    The column has to be counted without weights.
-    """
+    """Return whether nearly every row, without weights, has its own value, which is neither an amount nor a date."""
     rows = column.present
     if rows < _FEWEST_ROWS:
         return False
@@ -104,8 +101,7 @@ _FEW = f"there are fewer than {FEWEST_NUMBERS} different ones"
 def evidence_of_categories(column: ColumnProfile, fewest: int = FEWEST_NUMBERS) -> Evidence:
     """Return the evidence of the named categories of a column.
 
-    With fewer than `fewest` categories, or if a sample shows that most are neither numbers nor dates, the evidence is
-    only the weight of all texts.
+    Below `fewest` categories, or if a sample has few numbers and dates, it is only the weight of all texts.
     """
     import pyarrow as pa
 
@@ -137,11 +133,7 @@ def texts_of(column: ColumnProfile) -> Any:
 
 
 def is_text(rows: int, characters: int, distinct: int) -> bool:
-    """Return whether strings are text, not categories.
-
-    Text has more than 256 different values with at least 32 characters on average, or more than two million different
-    values. `characters` is the total number in all rows.
-    """
+    """Return whether strings are text: more than 256 different ones of 32 characters on average, or two million."""
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
 
 
@@ -157,10 +149,7 @@ class Side(NamedTuple):
 
 
 def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Written]]:
-    """Return, for each side, the text columns to read as numbers or dates, and the format of each column's values.
-
-    Only columns of the first side are read. Profiles of rows with weights do not show the numbers of rows.
-    """
+    """Return, for each side, the first side's text columns to read as numbers or dates, and the format of each."""
     texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
     read: list[Mapping[str, Evidence]] = []
     for at, side in enumerate(sides):
@@ -249,11 +238,7 @@ def _have_enough_values(columns: Iterable[ColumnProfile]) -> bool:
 
 
 def _way_of(sides: Sequence[Evidence], column_type: str | None = None) -> Written | str:
-    """Return the format of a column, or the reason why there is no single format.
-
-    `sides` has the evidence of each side on which the column is text and has values. `column_type` is the type of the
-    other side, ``"numeric"`` or ``"datetime"``; None if all sides are text.
-    """
+    """Return the format of a column, or the reason against one; `column_type` is the type of a side that is no text."""
     likely = [_likely(side) for side in sides]
     ways = [way for way in likely[0] if all(way in of_side for of_side in likely)] if likely else []
     if column_type is not None:

@@ -33,8 +33,7 @@ DECIMAL_DIGITS = 18  # decimal integers with at most this many digits fit into 6
 class Field:
     """A column of a table that is not counted yet.
 
-    `column_type` is None if columns of this type cannot be profiled, for the given reason. `zoned` is True if
-    timestamps have a time zone, and None for dates and for all other types.
+    `column_type` is None if columns of this type cannot be profiled, for the given reason. `zoned` is for timestamps.
     """
 
     name: str
@@ -154,11 +153,7 @@ def strings_of(array: Any) -> Any:
 
 
 def weights_of(name: str, array: Any) -> Floats:
-    """Return the weights in a column as float64.
-
-    Raises:
-        ArgumentValueError: a weight is missing, negative, not finite or not a number.
-    """
+    """Return the weights in a column as float64; refuse a weight that is missing, negative or not finite."""
     import pyarrow as pa
 
     if array.null_count:

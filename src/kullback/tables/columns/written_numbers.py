@@ -177,9 +177,8 @@ def _numbers(texts: Any, way: Written) -> Floats:
 class Dates(NamedTuple):
     """The microseconds since 1970 of the dates that texts contain, in UTC if a text has a time zone.
 
-    `right` masks the texts that are dates, and `shaped` the texts that look like dates, including impossible dates and
-    unknown names of months. `marks` has the character between the parts of each date, as an Arrow
-    array.
+    `right` masks the dates, and `shaped` also impossible dates and unknown months. `marks` has the characters between
+    parts.
     """
 
     microseconds: Integers
@@ -228,10 +227,7 @@ def times_of(texts: Any) -> tuple[Floats, Flags]:
 
 
 def parse(array: Any, way: Written) -> Any:
-    """Return the values of large strings; a value is missing if the text is missing or is not written in this way.
-
-    The values are float64 for numbers and for times of day in seconds, timestamps in microseconds for dates.
-    """
+    """Return the values of large strings: float64, or timestamps in microseconds; missing if not in this way."""
     import pyarrow as pa
 
     encoded = array.dictionary_encode()
@@ -336,10 +332,7 @@ Evidence = dict[tuple[Any, ...], float]
 
 
 def evidence_of(texts: Any, weights: Floats) -> Evidence:
-    """Return the evidence of texts: the weights of the texts that each way of writing reads.
-
-    `texts` are different texts, as an Arrow array of large strings without missing values.
-    """
+    """Return the weights of the texts that each way of writing reads; `texts` are different large strings."""
     evidence: Evidence = {("all",): float(weights.sum())}
     if not len(texts):
         return evidence

@@ -50,10 +50,7 @@ MOST_BYTES = 1 << 26
 
 
 class ColumnCounter(ABC):
-    """The counts of one column, and the weight of missing values.
-
-    If `in_order`, batches have to be added one after the other, so that every reading gives exactly equal sums.
-    """
+    """The counts of one column; with `in_order`, batches are added one by one, so that sums are exactly repeatable."""
 
     in_order = False
 
@@ -104,6 +101,9 @@ class ProfileCounter(ColumnCounter):
     @abstractmethod
     def profile(self) -> ColumnProfile:
         """Return the profile of the values counted so far."""
+
+
+_SUMS = ("not_a_number", "minus_infinity", "plus_infinity", "unseparated")
 
 
 class GridCounter(ProfileCounter):
@@ -185,10 +185,8 @@ class GridCounter(ProfileCounter):
         self.codes += other.codes
         if self.words is not None and other.words is not None:
             self.words += other.words
-        self.not_a_number += other.not_a_number
-        self.minus_infinity += other.minus_infinity
-        self.plus_infinity += other.plus_infinity
-        self.unseparated += other.unseparated
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
 
@@ -197,22 +195,19 @@ class GridCounter(ProfileCounter):
         buckets: dict[int, float] = {}
         for bucket, weight in zip(buckets_of_codes(codes).tolist(), self.codes[codes].tolist(), strict=True):
             buckets[bucket] = buckets.get(bucket, 0.0) + weight
-        some = self.minimum <= self.maximum
+        some, words = self.minimum <= self.maximum, None
+        if self.words is not None:
+            words = {int(i): float(self.words[i]) for i in np.flatnonzero(self.words)}
         return ColumnProfile(
             self.column_type,
             self.center,
             dict(sorted(buckets.items())),
             missing=self.missing,
-            not_a_number=self.not_a_number,
-            minus_infinity=self.minus_infinity,
-            plus_infinity=self.plus_infinity,
             minimum=self.minimum + 0 if some else None,
             maximum=self.maximum + 0 if some else None,
             integer=self.integer,
-            unseparated=self.unseparated,
-            words=None
-            if self.words is None
-            else {int(i): float(self.words[i]) for i in np.flatnonzero(self.words)},
+            words=words,
+            **{name: getattr(self, name) for name in _SUMS},
         )
 
 
@@ -388,10 +383,7 @@ class EvidenceCounter(ColumnCounter):
 def counter_of(
     column_type: FieldType, center: float = 0.0, *, integer: bool = False, words: bool = True
 ) -> ProfileCounter:
-    """Return the counter that gives the profile of a column.
-
-    For ``"string"``, the values decide between categories and text. A second reading need not count words again.
-    """
+    """Return the counter that gives a column's profile; values decide whether strings are categories or text."""
     if column_type == "string":
         return StringCounter()
     if column_type in {"categorical", "boolean"}:
@@ -415,10 +407,7 @@ CountsByGroup = dict[tuple[str, ...], JointCounts]
 
 
 class JointCounter:
-    """The weights of the combinations of bins that occur, for each group of columns.
-
-    A column without bins is counted by its values.
-    """
+    """The weights of the combinations of bins, or of values of a column without bins, for each group of columns."""
 
     def __init__(self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]]) -> None:
         self.bins = dict(bins)

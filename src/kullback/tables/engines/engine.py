@@ -50,11 +50,7 @@ def text_of(name: str) -> str:
 def parsed_columns(
     arrays: Mapping[str, ArrowArray], names: Sequence[str], ways: Ways
 ) -> dict[str, ArrowArray]:
-    """Return some columns of a batch, with columns of text parsed.
-
-    A text that is not written in the way of its column becomes a missing value. The column that `unparsed_of` names
-    holds this text.
-    """
+    """Return some columns of a batch, with text parsed; `unparsed_of` names the texts written in another way."""
     import pyarrow as pa
 
     values = dict(arrays)
@@ -77,11 +73,7 @@ class Batch(NamedTuple):
 
 
 class TableCounter:
-    """The counts of a table, for columns and for combinations of columns' bins, and the sums of the rows' weights.
-
-    `weights` is the name of the column of weights. `ways` has the way of writing of each column of text that is read as
-    numbers or dates.
-    """
+    """The counts of columns and combinations of bins, and the sums of weights; `ways` are those of parsed text."""
 
     def __init__(
         self,
@@ -197,10 +189,7 @@ class Table(ABC):
     def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
     ) -> CountsByGroup:
-        """Return the weight of every combination of bins that occurs, for each group of columns in `keys`.
-
-        A column without bins is counted by its values.
-        """
+        """Return the weight of every combination of bins, or of values, for each group of columns in `keys`."""
         joint = self.count(TableCounter(joint=JointCounter(bins, keys), weights=weights)).joint
         return {} if joint is None else joint.occurring()
 

@@ -61,10 +61,7 @@ MOST_MISSING = 3.0
 
 @dataclass(frozen=True)
 class BinStatistics:
-    """The divergences, the p-value of the test, and each bin's term of KL(P || Q).
-
-    The limits in `open_limits` are open, because the confidence is too far in the tail for simulated draws.
-    """
+    """The divergences, the p-value, and each bin's term of KL(P || Q); `open_limits` lack enough simulated draws."""
 
     kl_pq: Value[float | None]
     kl_qp: Value[float | None]
@@ -156,10 +153,7 @@ def compare_counts(
 
 @dataclass(frozen=True)
 class _Hidden:
-    """The proportions of rows in groups of rare values on both sides, where a difference may be hidden.
-
-    `unseen` is the proportion in the group whose values are not distinguished further.
-    """
+    """The shares of rows in groups of rare values, where a difference may be hidden; no group divides `unseen` rows."""
 
     pooled: float
     unseen: float
@@ -247,10 +241,9 @@ class _Comparison:
         return forward, backward, terms
 
     def jensen_shannon(self) -> float:
-        """Return the entropy of the mixture minus the mean of P's and Q's entropies.
+        """Return the entropy of the mixture minus the mean of P's and Q's, each corrected as by Zhang and Grabchak.
 
-        Each entropy is corrected as by Zhang and Grabchak. The mixture's proportions have the variance of proportions
-        from 4 / (1 / n + 1 / m) draws.
+        The mixture's proportions have the variance of proportions from 4 / (1 / n + 1 / m) draws.
         """
         p, q, middle = self.p, self.q, (self.p + self.q) / 2
         if not isinstance(self.errors, IndependentRows):  # then a bin's count may be less than one row
@@ -301,10 +294,9 @@ class _Comparison:
         )
 
     def _of_posterior(self, drawn: Floats, plugin: float) -> Interval:
-        """Return the interval of a divergence by its posterior.
+        """Return the interval of a divergence by its posterior, with a corrected lower end.
 
-        The posterior mean exceeds the plug-in estimate by about as much as the plug-in estimate exceeds the truth. The
-        lower end is corrected for both differences.
+        The posterior mean exceeds the plug-in estimate by about as much as this one exceeds the truth.
         """
         tail = (1 - self.confidence) / 2
         low, high = np.quantile(drawn, [tail, 1 - tail])
@@ -313,8 +305,7 @@ class _Comparison:
     def total_variation(self, random: np.random.Generator) -> Value[float | None]:
         """Return the plug-in estimate minus the bootstrap estimate of the bias, with an interval by simulated errors.
 
-        The lower limit comes from simulated errors. If the sign of p - q in a bin is certain, an error may raise or
-        lower the total variation. In any other bin, the simulation lets each error only raise the total variation.
+        For the lower limit, an error may lower the total variation only where the sign of p - q is certain.
         """
         from scipy.special import ndtr
 
@@ -363,10 +354,7 @@ def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
 
 @dataclass(frozen=True)
 class _Divergence:
-    """A divergence and its gradients with respect to p and q, a function of p and q of shape (..., K).
-
-    `curvature` is the second derivative of the divergence at p = q, divided by the second derivative of KL.
-    """
+    """A function of p and q to a divergence and its gradients; `curvature` at p = q is relative to KL."""
 
     at: Callable[[Floats, Floats], tuple[Any, Floats, Floats]]
     curvature: float

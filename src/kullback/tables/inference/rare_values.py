@@ -62,10 +62,7 @@ class RareValues:
 
 
 def rare_values(a: Floats, b: Floats, sizes: tuple[float, float], random: np.random.Generator) -> RareValues:
-    """Place each row of a rare value in a group that depends on all other rows.
-
-    `a` and `b` are the numbers of rows of P and of Q with each value, and `sizes` the numbers of all rows.
-    """
+    """Place each row of a rare value, with a and b rows of P and Q, in a group that depends on all other rows."""
     p_value = sparse_test(a, b, random)
     base = b.max(initial=0) + 1  # the numbers of rows are whole, so the products below are exact
     pairs, number = np.unique(a * base + b, return_counts=True)
@@ -86,11 +83,7 @@ def rare_values_of_clusters(
     weight: Floats,
     sizes: Sequence[float],
 ) -> tuple[RareValues, Integers]:
-    """Place each row of a rare value in a group that depends on the rows of all other clusters.
-
-    Each entry of the joint counts has the number of its value, its side, its cluster and its weight. The results are
-    the rows by value and group, and the group of each entry.
-    """
+    """Place each entry of the joint counts of rare values in a group that depends on all other clusters' rows."""
     number = int(value.max(initial=-1)) + 1
     others: list[Floats] = []
     for side in (on_p, ~on_p):

@@ -77,10 +77,9 @@ class IndependentRows(ProportionErrors):
 
 
 class _ErrorRows(ProportionErrors):
-    """The sampling errors of sums over independent units, from the contribution of each unit to the errors of p and q.
+    """The sampling errors of sums over independent units, from each unit's part of the errors of p and q.
 
-    The contributions to the errors of p and of q have the shape (rows, K). One row may represent k equal contributions
-    of the `units` if it is multiplied by the square root of k.
+    A row of these (rows, K) may represent k equal ones, times the square root of k.
     """
 
     def __init__(
@@ -122,16 +121,13 @@ class _ErrorRows(ProportionErrors):
 
 
 class ClusteredRows(_ErrorRows):
-    """The sampling errors of counts of rows in independent clusters. A cluster may have rows on both sides.
+    """The sampling errors of counts a and b in independent clusters, shape (G, K), which may have rows on both sides.
 
-    P's weights a and Q's weights b by cluster and bin, shape (G, K), have the clusters in the same order. The effective
-    numbers of rows are by default the total weights. The errors of rows of rare values, whose groups are the last bins,
-    are added by value to the errors by cluster.
+    The effective `sizes` are by default the total weights. The errors of rare values, in the last bins, are by value.
 
     References:
         Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
-        On chi-squared tests for multiway contingency tables with cell proportions estimated from survey data
-            (Rao and Scott, 1984)
+        On chi-squared tests for multiway contingency tables (Rao and Scott, 1984)
     """
 
     def __init__(
@@ -167,11 +163,7 @@ class ClusteredRows(_ErrorRows):
 
 
 class RowsWithRareValues(_ErrorRows):
-    """The sampling errors of independent rows, where rows with the same rare value are grouped together.
-
-    `rare` has the weights of P and of Q by value and bin, shape (R, K), and the number of values that each of these
-    rows represents, shape (R,).
-    """
+    """The errors of independent rows; `rare` has weights by value and bin, and how many values each row has."""
 
     def __init__(self, a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats]) -> None:
         totals = float(a.sum()), float(b.sum())

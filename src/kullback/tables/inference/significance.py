@@ -222,10 +222,9 @@ def _hypergeometric(n: Floats, good: float, rows: float, random: np.random.Gener
 def permutation_test(
     a: Floats, b: Floats, statistic: Callable[[Floats, Floats], Floats], random: np.random.Generator
 ) -> float:
-    """Return the p-value from random permutations of the clusters between P and Q.
+    """Return the p-value from random permutations of the clusters, shape (G, K), none with rows on both sides.
 
-    The weights of P and of Q by cluster and bin, shape (G, K), have the same clusters. No cluster has rows on both
-    sides. `statistic` is a function of P's and Q's weight in each bin, with the bins along the last dimension.
+    `statistic` is a function of P's and Q's weight in each bin, with the bins along the last dimension.
     """
     counts, of_p = a + b, a.sum(1) > 0
     least = float(statistic(a.sum(0), b.sum(0))) * (1 - 1e-9)
@@ -252,10 +251,7 @@ MOST_GROUPS = 128
 
 @dataclass(frozen=True)
 class OrderedTest:
-    """The Kolmogorov-Smirnov distance of two columns of numbers, and the p-value of the Cramer-von Mises test.
-
-    The distance is NaN if a side has no number, the p-value if a side has fewer than 5 independent rows with numbers.
-    """
+    """The Kolmogorov-Smirnov distance of numbers and the p-value of Cramer and von Mises; NaN for too few numbers."""
 
     distance: float
     p_value: float
@@ -284,11 +280,7 @@ def ordered_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float])
 
 
 def ordered_test_of_clusters(a: Floats, b: Floats, random: np.random.Generator) -> float:
-    """Return the p-value for clusters of rows, from their weights in ordered bins.
-
-    The p-value comes from permutations if there are few clusters and no cluster has rows on both sides. The weights of
-    P and of Q by cluster and bin have the clusters in the same order.
-    """
+    """Return the p-value for clusters, by permutations if few and one-sided, from their weights in ordered bins."""
     of_p, of_q = a.sum(1) > 0, b.sum(1) > 0
     if not (of_p.any() and of_q.any()):
         return math.nan
@@ -370,10 +362,7 @@ FEWEST_EXPECTED = 10.0
 
 @dataclass(frozen=True)
 class WordTest:
-    """The PSI between rows with and rows without a word of the most significant group, and the p-value of all groups.
-
-    The p-value is NaN if no group can be tested and some group has a word in every row.
-    """
+    """The PSI of the most significant group of words, and the p-value of all; NaN if some group is in every row."""
 
     psi: float
     p_value: float
