@@ -240,11 +240,10 @@ def _no_entropy(call: str, d: object) -> NoRuleError:
 
 
 def _cross_entropy_of_classes(p: Representation, q: Representation) -> Tensor:
-    """Return E_P[-log q] of each row, as a sum of non-negative terms.
+    """Return E_P[-log q] of each row, as a sum of non-negative terms, which are exact for a nearly certain Q.
 
-    Let g be the difference of the largest log-weight of a row and a class's log-weight. Then -log q is g plus log(1 +
-    s), where s is the sum of e^-g over all classes except the class with the largest log-weight. If Q is nearly
-    certain, both terms are small and have full relative precision.
+    -log q is g plus log(1 + s). g is the gap of a class to the row's largest log-weight, and s the sum of e^-g without
+    it.
     """
     logs_p, logs_q = torch.broadcast_tensors(_log_weights(p), _log_weights(q))
     rows_p, rows_q = (x.reshape(-1, x.shape[-1]) for x in (logs_p, logs_q))

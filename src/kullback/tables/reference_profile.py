@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -20,7 +21,7 @@ from kullback.tables.engines.engine import Caller
 from kullback.tables.table_profile import Counting, Profile, profile_opened
 
 SUFFIX = ".profile.json"
-OPENING = '{"schema":"kullback.profile/'
+OPENING = b'{"schema":"kullback.profile/'
 
 
 def profile_path(reference: str | os.PathLike[str]) -> Path:
@@ -44,25 +45,16 @@ def profile_path(reference: str | os.PathLike[str]) -> Path:
 
 def is_profile(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a saved profile, not a table."""
-    try:
-        if not Path(path).is_file():  # reading from a pipe would wait for data
-            return False
-        with Path(path).open("rb") as file:
-            return file.read(len(OPENING)) == OPENING.encode()
-    except OSError:
-        return False
+    return _beginning(path) == OPENING
 
 
-def _is_cut(path: Path) -> bool:
-    """Whether a file holds only the first bytes of a profile; replacing such a file loses nothing."""
-    try:
-        return (
-            path.is_file()
-            and path.stat().st_size < len(OPENING)
-            and OPENING.encode().startswith(path.read_bytes())
-        )
-    except OSError:
-        return False
+def _beginning(path: str | os.PathLike[str]) -> bytes | None:
+    """Return the first bytes of a file; None if it cannot be read or is a pipe, which would wait for data."""
+    with suppress(OSError):
+        if Path(path).is_file():
+            with Path(path).open("rb") as file:
+                return file.read(len(OPENING))
+    return None
 
 
 def reference_profile(
@@ -77,22 +69,9 @@ def reference_profile(
 ) -> Profile:
     """Return the saved profile of a reference, or count the reference and save its profile.
 
-    Arguments:
-        reference: the path of a table or of a saved profile. The table is no longer needed once its profile is saved.
-        profile: the path of the profile; None means ``NAME.profile.json`` in the folder of the reference.
-        rebuild: whether to count the reference again and replace its profile.
-        columns: the names of the columns to count; None counts all columns.
-        exclude: the names of the columns to leave out; cannot be combined with `columns`. A new profile keeps only the
-            names of these columns.
-        weights: the column of the rows' weights; None uses a saved profile's column, or gives each row the weight 1.
-        progress: a function that is called with a sentence before each reading of the table; None reports nothing.
-
-    Returns:
-        the profile.
-
-    Raises:
-        ArgumentValueError: the saved profile was counted with other weights.
-        FileError: the reference has changed since it was counted, or a file cannot be read or written.
+    `reference` is the path of a table, or of a profile; the table is no longer needed once its profile is saved. With
+    `rebuild`, it is counted again. `weights` are by default those of a saved profile. A new profile keeps only the
+    names of the columns in `exclude`. The other arguments are those of `profile_table`.
 
     Example:
         >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet
@@ -116,7 +95,8 @@ def reference_profile(
                 instead={"weights": known.weights} if known.weights else {"rebuild": True},
             )
         return _only(known, columns, excluded, saved)
-    if saved.exists() and not (is_profile(saved) or _is_cut(saved)):
+    beginning = _beginning(saved)  # an empty file, or the first bytes of a profile, may be replaced too
+    if saved.exists() and (beginning is None or not OPENING.startswith(beginning)):
         raise FileError.at(
             printable(saved),
             wanted="a profile to replace",

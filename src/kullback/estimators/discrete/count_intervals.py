@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -91,15 +92,7 @@ def kl_interval(
     * Many rare categories: they are merged for the lower limit, if categories without draws of Q, or with a single draw
       of P, have more than 5 % of P's draws. Merging cannot increase KL.
 
-    Arguments:
-        table: the counts of P and of Q, shape (..., K). If they are `KindCounts`, the interval is for the divergence
-            `table.kind`.
-        confidence: the probability that the interval contains the divergence.
-        upper_alone: whether only the upper limit is wanted. The lower limit then comes from the equation alone.
-
-    Returns:
-        the lower and the upper limit in nats, float64, shape (...). The lower limit is at least 0, and the upper limit
-        may be infinite.
+    `KindCounts` give the interval of their kind. With `upper_alone`, the lower limit comes from the equation alone.
 
     Example:
         >>> import torch
@@ -164,7 +157,8 @@ def _ends(
         if bool(only.any()):
             half = 0.5 * only.any(-1, keepdim=True)
             sides = torch.cat([with_half.masked_fill(only, 0), half], -1), merged(other, only)
-            moved = table.with_draws(*(sides if only is only_q else sides[::-1]))
+            first, second = sides if only is only_q else sides[::-1]
+            moved = replace(table, a=first, b=second)
             moved_low, _ = _not_rejected(moved, moved.estimate + shrunken, z, added, upper_alone)
             low = torch.minimum(low, moved_low)
     return low, high

@@ -102,10 +102,6 @@ class CategoryCounts:
         a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
         return cls(a, b, **others)
 
-    def with_draws(self, a: Tensor, b: Tensor) -> Self:
-        """Return a copy with the counts a and b."""
-        return replace(self, a=a, b=b)
-
     @cached_property
     def reversed(self) -> CategoryCounts:
         """The counts with P and Q exchanged, for KL(Q || P)."""
@@ -138,7 +134,7 @@ class CategoryCounts:
         Rare categories are chosen by a + b, because a + b is nearly independent of the ratio a / b.
         """
         rare = self.is_rare
-        return self.with_draws(merged(self.a, rare), merged(self.b, rare))
+        return replace(self, a=merged(self.a, rare), b=merged(self.b, rare))
 
     @cached_property
     def is_rare(self) -> Tensor:
@@ -181,15 +177,8 @@ class CategoryCounts:
     def correction(self) -> CoverageCorrection:
         r"""The prediction of the part of KL that the estimate misses, because rare categories have no draws.
 
-        Let :math:`F_k` be the proportion of P's draws in categories with k draws of Q, and :math:`G_k` the proportion
-        of P's draws in categories with k draws of P. The prediction is
-
-        .. math:: D = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
-            \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
-
-        where :math:`E_1` is the exponential integral. The ratios :math:`\lambda` and :math:`\mu` are shrunken towards
-        1: the numerator and the denominator are increased by the term of one additional category. D is then shrunken to
-        :math:`(1 - v / D^2)_+ D`, where v is the variance of D. So the result is 0 if :math:`D^2 \le v`. For v,
+        The prediction D is c in `coverage_adjusted`: the ratios :math:`\lambda` and :math:`\mu` are shrunken towards 1
+        by the term of one additional category. D is then shrunken to :math:`(1 - v / D^2)_+ D`. For its variance v,
         categories are assumed to be independent, so the variance of :math:`F_k` is the sum of the squares of its terms.
         """
         share = self.a / self.a.sum(-1, keepdim=True)

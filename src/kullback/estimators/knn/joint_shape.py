@@ -34,11 +34,10 @@ class JointShape(NamedTuple):
 
 
 def joint_shape(p: Draws, q: Draws) -> JointShape | None:
-    """Return an estimate of KL from a logistic regression on the features of `spreads`.
+    """Return an estimate of KL from a regression on the features of `spreads`; None for too few dimensions or draws.
 
-    For too few dimensions or draws, the result is None. The draws, or clusters, are divided into halves, and each draw
-    is evaluated by a fit to the other half. So overfitting does not raise the value. The value is too low if the
-    features do not show the whole difference.
+    Each draw, or cluster, is evaluated by a fit to the other half, so overfitting does not raise the value. It is too
+    low if the features do not show the whole difference.
     """
     d = p.x.shape[1]
     if d < _FEWEST_DIMENSIONS or min(len(p), len(q)) < _DRAWS_FOR_FEATURE * number_of_spreads(d):

@@ -79,11 +79,10 @@ class _NeighborTerms:
 
 @dataclass(frozen=True)
 class _Value:
-    """The estimate, and `shift`, its change by the extrapolation to k = 0.
+    """The estimate, and `shift`, its change by the extrapolation to k = 0; `mix` has the weights of the numbers.
 
-    `withheld` is the part of the full extrapolation that was not made, because it may be due to chance. `chance` is the
-    standard error of `shift` + `withheld`. `smoothing` is the part of the estimate that comes from the pilot density.
-    `mix` has the weight of each number of neighbors.
+    `withheld` is the part of it that was not made, because it may be chance, and `chance` the error of both together.
+    `smoothing` is the part from the pilot density.
     """
 
     value: float

@@ -34,9 +34,8 @@ _BLOCK_BYTES = {"cpu": 2**26, "cuda": 2**30}
 class KNearest(NamedTuple):
     """The log-distance of each query to its k-th nearest draw.
 
-    `occurrence` has, for each draw, the total weight of the queries that have this draw among their k nearest draws.
-    `log_weight` is the logarithm of the neighbors' mean weight divided by the mean weight of all draws, corrected for
-    bias, for each query. It is None if all weights are equal.
+    `occurrence` has the total weight of the queries with each draw among their k nearest. `log_weight` is the logarithm
+    of the neighbors' relative mean weight, corrected for bias; None if all weights are equal.
     """
 
     log_radius: Array

@@ -153,16 +153,16 @@ def ways_to_read(sides: Sequence[Side], *, weighted: bool) -> list[dict[str, Wri
     texts = {name: _texts(name, sides, weighted=weighted) for name in sides[0].columns}
     read: list[Mapping[str, Evidence]] = []
     for at, side in enumerate(sides):
-        long = [name for name, places in texts.items() if at in places and side.columns[name].gridded]
+        long = [name for name, (places, _) in texts.items() if at in places and side.columns[name].gridded]
         read.append(side.evidence(long) if long and side.evidence is not None else {})
     ways: list[dict[str, Written]] = [{} for _ in sides]
-    for name, places in texts.items():
+    for name, (places, other_type) in texts.items():
         if not places:
             continue
         evidence = [
             read[at].get(name) or evidence_of_categories(sides[at].columns[name], fewest=1) for at in places
         ]
-        way = _way_of(evidence, _other_type(name, sides, places))
+        way = _way_of(evidence, other_type)
         if isinstance(way, Written) and not any(_are_many_digits(of_side.get(name)) for of_side in read):
             for at, side in enumerate(sides):
                 if at in places or (name in side.strings and side.columns[name].empty):
@@ -190,18 +190,18 @@ def reason_against(name: str, p: ColumnProfile, q: ColumnProfile) -> str | None:
     return "its type or its profile says that they are categories" if isinstance(way, Written) else way
 
 
-def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> list[int]:
-    """Return the indices of the sides where a column of text may be numbers or dates; empty if the column cannot be."""
+def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> tuple[list[int], ColumnType | None]:
+    """Return the places of the sides where text may be numbers or dates, and the column's type on the other sides."""
     filled = {at: side.columns[name] for at, side in enumerate(sides) if name in side.columns}
     filled = {at: column for at, column in filled.items() if not column.empty}
     places = [at for at, column in filled.items() if name in sides[at].strings and _may_be_read(column)]
     other_types = {column.column_type for at, column in filled.items() if at not in places}
     if not places or len(other_types) > 1 or not other_types <= NUMBERS:
-        return []
-    if not _have_enough_values(filled.values()):
-        return []
+        return [], None
     is_identifier = not weighted and all(identifies(name, column) for column in filled.values())
-    return [] if is_identifier else places
+    if is_identifier or not _have_enough_values(filled.values()):
+        return [], None
+    return places, next(iter(other_types), None)
 
 
 def _may_be_read(column: ColumnProfile) -> bool:
@@ -214,14 +214,6 @@ def _may_be_read(column: ColumnProfile) -> bool:
         and length is not None
         and bucket_ends(length, column.center)[0] <= _LONGEST
     )
-
-
-def _other_type(name: str, sides: Sequence[Side], places: Sequence[int]) -> ColumnType | None:
-    """Return the type that a column has on the sides not in `places`; None if the column has no values there."""
-    others = [
-        side.columns[name] for at, side in enumerate(sides) if at not in places and name in side.columns
-    ]
-    return next((column.column_type for column in others if not column.empty), None)
 
 
 def _are_many_digits(evidence: Evidence | None) -> bool:

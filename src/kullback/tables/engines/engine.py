@@ -210,12 +210,7 @@ class BatchTable(Table):
 
     @abstractmethod
     def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
-        """Yield the table in batches.
-
-        Arguments:
-            names: the names of the columns to read.
-            first: the smallest number of rows to yield, in the table's order; None yields all rows in any order.
-        """
+        """Yield some columns in batches: all rows in any order, or at least the `first` rows in the table's order."""
 
     def count(self, counter: TableCounter) -> TableCounter:
         """Add all rows to a counter, in one reading of the table on several threads; return the counter."""

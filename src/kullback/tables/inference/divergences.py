@@ -91,18 +91,10 @@ def compare_counts(
     The divergences have no standard errors if there is only one bin, or if a side has fewer than 20 independent rows or
     clusters. They then have no intervals either, except for a single bin of rare values.
 
-    Arguments:
-        a, b: P's and Q's weight in each bin, shape (K,).
-        sizes: Kish's effective numbers of rows of P and of Q.
-        random: the source of randomness of tests and intervals.
-        clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K). A cluster has the same row in both
-            arrays, with zeros on a side without the cluster. None if rows are independent.
-        rare: the rows of rare values, whose groups are the last bins; None if there is at most one group.
-        pooled: the number of the last bins, which have rare values; the first of them does not distinguish its values.
-        sparse: whether independent rows are counted in few bins, and some bins have too few rows for a chi-square
-            distribution. The intervals are then posterior intervals.
-        confidence: the confidence level of the intervals.
-        ordered: the p-value of a test that uses the order of the bins; NaN if there is no such test.
+    `sizes` are Kish's effective numbers of rows. `clusters` has both weights by cluster and bin, shape (G, K), with
+    zeros on a side without the cluster. The last bins, `pooled` of them, have the groups of rare values. If `sparse`,
+    some of few bins have too few rows for a chi-square distribution, and the intervals are posterior intervals.
+    `ordered` is the p-value of a test that uses the order of the bins, or NaN.
     """
     width, common = len(a), np.minimum(a / a.sum(), b / b.sum())
     hidden = _Hidden(float(common[width - pooled :].sum()), float(common[width - pooled]) if pooled else 0.0)

@@ -17,13 +17,10 @@ BLOCK = 1 << 21  # about this many numbers are drawn at a time
 
 
 class ProportionErrors(ABC):
-    """The sampling errors of the proportions p and q.
+    """The sampling errors of the proportions p and q, by `effective` numbers of independent rows of P and of Q.
 
-    Attributes:
-        clusters: the numbers of clusters of P and of Q; None if rows are independent.
-        effective: the numbers of independent rows of P and of Q with the same errors.
-        scale: the mean square error of p - q at p = q for each degree of freedom: 1/n + 1/m for independent rows.
-        dof: the degrees of freedom of p - q.
+    `clusters` has their numbers of clusters, or is None. `scale` is the mean square error of p - q at p = q for each of
+    the `dof` degrees of freedom: 1/n + 1/m for independent rows.
     """
 
     clusters: tuple[int, int] | None
