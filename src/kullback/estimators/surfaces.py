@@ -323,13 +323,13 @@ def common_span(p: Draws, q: Draws) -> Span:
     if not null_p.shape[1] and not null_q.shape[1]:
         return Span(p, q, infinite=_on_other_surfaces(p, q, x, y))
     off_plane = np.abs((sides[1] - means[0]) @ null_p), np.abs((sides[0] - means[1]) @ null_q)
-    if any((off > 10 * _FLAT).all(0).any() for off in off_plane):
-        where = SIDE_P if (off_plane[0] > 10 * _FLAT).all(0).any() else SIDE_Q
-        why = (
-            f"{where}'s draws are in a plane of fewer than {d} dimensions, because a component is constant or follows "
-            "from others. None of the other side's draws is in it: KL is infinite."
-        )
-        return Span(p, q, infinite=why)
+    for where, off in zip((SIDE_P, SIDE_Q), off_plane, strict=True):
+        if (off > 10 * _FLAT).all(0).any():
+            why = (
+                f"{where}'s draws are in a plane of fewer than {d} dimensions, because a component is constant or "
+                "follows from others. None of the other side's draws is in it: KL is infinite."
+            )
+            return Span(p, q, infinite=why)
     if any((off > 10 * _FLAT).any() for off in off_plane):
         # Some draws of one side are in the plane of the other side, and some are not. Atoms of P or Q can cause this.
         # All components are then kept.

@@ -318,20 +318,16 @@ def _of_ranks(pooled: Array) -> BinCounts:
     divisor = np.maximum(middle * (1 - middle) - totals / (4 * number), np.finfo(float).tiny)
     groups, starts, expected = _bins_of_ranks(middle, totals)
 
-    def energy(widths: Array) -> Callable[[Array], Array]:
+    def distance(pooled: Array, own_share: float, weights: Array) -> Callable[[Array], Array]:
+        """Return the weighted sum of squared differences of cumulative shares; a value counts by `own_share`."""
+
         def of_counts(counts: Array) -> Array:
             n = counts.sum(1, keepdims=True)
-            from_p = np.cumsum(counts, axis=1)
-            difference = from_p / n - (below - from_p) / (number - n)
-            return (difference * difference) @ widths
+            from_p = np.cumsum(counts, axis=1) - (1 - own_share) * counts
+            difference = from_p / n - (pooled - from_p) / (number - n)
+            return (difference * difference) @ weights
 
         return of_counts
-
-    def anderson_darling(counts: Array) -> Array:
-        n = counts.sum(1, keepdims=True)
-        from_p = np.cumsum(counts, axis=1) - counts / 2
-        difference = from_p / n - (number * middle - from_p) / (number - n)
-        return (difference * difference) @ (totals / number / divisor)
 
     def difference_of_means(of_rank: Array) -> Callable[[Array], Array]:
         """Return the absolute difference of the mean scores of P and Q, as a function of P's counts."""
@@ -352,10 +348,10 @@ def _of_ranks(pooled: Array) -> BinCounts:
         return chi_square_scores(sums / dof, dof).max(1)
 
     statistics: dict[str, Callable[[Array], Array]] = {
-        "anderson_darling": anderson_darling,
+        "anderson_darling": distance(number * middle, 0.5, totals / number / divisor),
         "spread_of_ranks": difference_of_means(square),  # Klotz, 1962
         "chi_squared": chi_squared,
-        "energy": energy(steps),
+        "energy": distance(below, 1.0, steps),
     }
     if 2 * values >= number:
         # Where most numbers repeat, the bins of chi_squared hold single values, and also detect skewness.

@@ -353,12 +353,8 @@ def _counted(
 
 def _ways_like(fields: Sequence[Field], like: Profile) -> dict[str, Written]:
     """Return the columns of text that another profile has parsed, with their formats."""
-    ways = {
-        field.name: like.columns[field.name].written
-        for field in fields
-        if field.name in like.columns and is_text_field(field)
-    }
-    return {name: way for name, way in ways.items() if way is not None}
+    columns = {field.name: like.columns.get(field.name) for field in fields if is_text_field(field)}
+    return {name: column.written for name, column in columns.items() if column and column.written}
 
 
 def _chosen(

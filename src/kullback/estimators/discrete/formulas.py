@@ -103,13 +103,10 @@ class CategoryCounts:
         return cls(a, b, **others)
 
     @cached_property
-    def reversed(self) -> CategoryCounts:
+    def reversed(self) -> Self:
         """The counts with P and Q exchanged, for KL(Q || P)."""
-        (of_p, of_q), (n, m), (first, second) = self.inflation, self.n, self.groups
-        return CategoryCounts(
-            *(self.b, self.a, (of_q, of_p), self.spread, (m, n), self.notes, self.bins),
-            groups=(second, first),
-        )
+        exchanged = {name: getattr(self, name)[::-1] for name in ("inflation", "n", "groups")}
+        return replace(self, a=self.b, b=self.a, **exchanged)
 
     def at(self, confidence: float) -> Self:
         """Return the counts with variances for a normal quantile at this confidence; `inflation` is for 95 %.

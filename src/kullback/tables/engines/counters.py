@@ -170,14 +170,11 @@ class GridCounter(ProfileCounter):
 
     def _without_specials(self, values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
         """Count NaN and the infinities, and return the finite numbers with their weights."""
-        nan, minus, plus = (
-            float(np.sum(which if weights is None else weights[which]))
-            for which in (np.isnan(values), values == -np.inf, values == np.inf)
-        )
+        masks = np.isnan(values), values == -np.inf, values == np.inf
         with self.lock:
-            self.not_a_number += nan
-            self.minus_infinity += minus
-            self.plus_infinity += plus
+            for name, which in zip(_SUMS, masks, strict=False):
+                weight = float(np.sum(which if weights is None else weights[which]))
+                setattr(self, name, getattr(self, name) + weight)
         finite = np.isfinite(values)
         return values[finite], None if weights is None else weights[finite]
 
