@@ -242,8 +242,8 @@ def _no_entropy(call: str, d: object) -> NoRuleError:
 def _cross_entropy_of_classes(p: Representation, q: Representation) -> Tensor:
     """Return E_P[-log q] of each row, as a sum of non-negative terms, which are exact for a nearly certain Q.
 
-    -log q is g plus log(1 + s). g is the gap of a class to the row's largest log-weight, and s the sum of e^-g without
-    it.
+    -log q is g plus log(1 + s). g is the gap of a class to the row's largest log-weight. s is the sum of e^-g over all
+    classes but the class with this weight.
     """
     logs_p, logs_q = torch.broadcast_tensors(_log_weights(p), _log_weights(q))
     rows_p, rows_q = (x.reshape(-1, x.shape[-1]) for x in (logs_p, logs_q))

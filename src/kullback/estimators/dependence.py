@@ -99,8 +99,7 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
 
     If the autocorrelation times of the sides are unequal, a shuffle of all blocks would change the variance of the
     difference. So both sides get the same number of blocks, and only the two blocks of a pair are exchanged. If P = Q,
-    differences within pairs are independent and nearly symmetric about 0. Of a longer side, evenly spaced rows are
-    used.
+    differences within pairs are independent and nearly symmetric about 0. A longer side gives evenly spaced rows.
     """
     sides, dependences = (p, q), dependences_of(p, q)
     dependent = [dependence for dependence in dependences if dependence is not None]

@@ -176,8 +176,7 @@ class Draws:
 def affordable_draws(d: int) -> int | None:
     """Return the number of draws that a neighbor search in d dimensions handles in seconds; None below 6 dimensions.
 
-    From 6 to 10 dimensions, a tree visits more of its leaves in each further dimension. Beyond, matrix products replace
-    it.
+    From 6 to 10 dimensions, a tree visits more of its leaves in each further dimension. Above, it is not used.
     """
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 

@@ -130,12 +130,11 @@ def note_on_sign(raw: float, error: float | None = 0.0) -> list[str]:
 def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evidence:
     r"""Return the evidence with the limits of its interval in `ends`, and with notes on these limits.
 
-    Without `ends`, the interval is normal, or from Student's t for clusters. The variance of the estimate :math:`\hat
-    D` of a divergence t is at least :math:`c^2 + r\, t`, where c is `error` and r is `rate`. If :math:`\hat D` is by
-    chance smaller than t, the standard error is too small. So the upper limit is at least the largest t with
-    :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, with the quantile z and 0 for a negative :math:`\hat D`. All limits
-    are at least 0. The evidence of a batch must have `ends`. `sides` are the draws of P and of Q, which `influence`
-    needs.
+    Without `ends`, the interval is normal, or from Student's t for clusters. The variance of the estimate
+    :math:`\hat D` of a divergence t is at least :math:`c^2 + r\, t`, where c is `error` and r is `rate`. If
+    :math:`\hat D` is by chance smaller than t, the error is too small. So the upper limit is at least the largest t
+    with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, with 0 for a negative :math:`\hat D`. All limits
+    are at least 0. The evidence of a batch must have `ends`. `influence` needs `sides`.
     """
     value = evidence.value
     if isinstance(value, Tensor) and value.ndim:

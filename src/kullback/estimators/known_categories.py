@@ -126,9 +126,9 @@ def of_categories(
 def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
     r"""Return an estimate of :math:`-\log p` for each category, and minus the bias of its mean.
 
-    The mean of :math:`\psi(n) - \psi(a_i)`, with the counts :math:`a_i`, over the n draws estimates the entropy with
-    the bias :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`, estimated from the numbers of categories with one
-    and two draws.
+    Let :math:`\psi` be the digamma function. The mean of :math:`\psi(n) - \psi(a_i)` over the n draws, with the counts
+    :math:`a_i`, estimates the entropy with the bias :math:`-\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. This bias
+    is estimated from the numbers of categories with one and two draws.
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """

@@ -141,7 +141,7 @@ def logistic(x: Array) -> Array:
 
 
 def spreads(x: Array) -> Array:
-    """Return features of the scaled draws x that are the same for x and -x, and show joint large components.
+    """Return features of the scaled draws x that ignore the signs of components and show joint large ones.
 
     These are log(1 + x_i^2), products of two of these, the radius |x|, and powers of its logarithm.
     """

@@ -172,7 +172,7 @@ class Surface:
 
 
 def surface_of(points: Array, *dtypes: torch.dtype) -> Surface | None:
-    """Return the quadric that contains all points of one side, or None; `dtypes` round unit vectors."""
+    """Return the quadric that contains all points of one side up to rounding to `dtypes`, or None."""
     d = points.shape[1]
     if d < 2 or not np.isfinite(points).all():
         return None

@@ -283,7 +283,7 @@ def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStat
 
 
 def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
-    """Return the likelihood-ratio statistic of P's counts: the nats of category and side, times the number of draws."""
+    """Return the statistic of P's counts: the mutual information of category and side in nats, times the draws."""
     of_all = _x_log_x(np.array([float(totals.sum())]))[0] - _x_log_x(totals.astype(float)).sum()
 
     def mutual_information(counts: Array) -> Array:

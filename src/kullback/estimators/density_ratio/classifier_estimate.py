@@ -487,8 +487,7 @@ def _from_scores(
 ) -> Evidence:
     """Return the evidence with a lower limit from the divergence of the classifier's scores, which is at most KL.
 
-    The upper limit is infinite. The divergence of the scores replaces a value below it, or above 2 log m for m draws of
-    Q.
+    The upper limit is infinite. This divergence replaces a value below it, or above 2 log m for m draws of Q.
     """
     p, q = (
         replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)

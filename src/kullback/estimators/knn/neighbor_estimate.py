@@ -79,7 +79,7 @@ class _NeighborTerms:
 
 @dataclass(frozen=True)
 class _Value:
-    """The estimate, and `shift`, its change by the extrapolation to k = 0; `mix` has the weights of the numbers.
+    """The estimate, and `shift`, its change by the extrapolation to k = 0; `mix` weights the numbers of neighbors.
 
     `withheld` is the part of it that was not made, because it may be chance, and `chance` the error of both together.
     `smoothing` is the part from the pilot density.
@@ -361,7 +361,7 @@ def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
 
 
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:
-    """Return a text with the sides, pairs of draws and whitened draws, that fill fewer than d dimensions, or none."""
+    """Return a text with each side whose draws, plain and whitened, fill fewer than d dimensions; empty for none."""
     ks = max(k, 4) // 4, max(k, 4)
     fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in ((SIDE_P, p), (SIDE_Q, q))]
     return " and ".join(f"{name}'s about {d:.1f}" for name, d in fewer if d is not None)
@@ -440,11 +440,11 @@ def _change(few: Array, many: Array, weights: Array | None) -> tuple[float, floa
 def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
     r"""Return the bias of the estimate with the larger number of neighbors k, as an allowance for the upper limit.
 
-    The bias is proportional to :math:`k^\gamma`, with :math:`\gamma = 2 / d` for smooth log-densities, and :math:`1 /
-    d` for jumps or changes within a ball. If k decreases by the factor 4, the estimate increases by the proportion
+    The bias is proportional to :math:`k^\gamma`. For smooth log-densities, :math:`\gamma` is 2 / d, and 1 / d for jumps
+    or changes within a ball. If k decreases by the factor 4, the estimate increases by the proportion
     :math:`1 - 4^{-\gamma}` of the bias. :math:`\gamma` follows from the increases from 4 k to k and from k to k / 4, or
-    is 1 / d if the latter is not significant. If the median ball is wider than a standard deviation, the bias is
-    multiplied by its radius.
+    is 1 / d if the latter is not significant. The smaller increase, plus one standard error, gives the bias. If the
+    median ball is wider than a standard deviation, the bias is multiplied by its radius.
     """
     if terms.wide is None:
         return 0.0

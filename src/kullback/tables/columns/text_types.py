@@ -133,7 +133,7 @@ def texts_of(column: ColumnProfile) -> Any:
 
 
 def is_text(rows: int, characters: int, distinct: int) -> bool:
-    """Return whether strings are text: more than 256 different ones of 32 characters on average, or two million."""
+    """Return whether strings are text: above 256 different ones of 32 characters on average, or above two million."""
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)
 
 

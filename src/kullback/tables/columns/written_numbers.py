@@ -177,8 +177,7 @@ def _numbers(texts: Any, way: Written) -> Floats:
 class Dates(NamedTuple):
     """The microseconds since 1970 of the dates that texts contain, in UTC if a text has a time zone.
 
-    `right` masks the dates, and `shaped` also impossible dates and unknown months. `marks` has the characters between
-    parts.
+    `right` masks the dates, and `shaped` also impossible dates and unknown months. `marks` has the separators.
     """
 
     microseconds: Integers

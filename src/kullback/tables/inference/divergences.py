@@ -145,7 +145,7 @@ def compare_counts(
 
 @dataclass(frozen=True)
 class _Hidden:
-    """The shares of rows in groups of rare values, where a difference may be hidden; no group divides `unseen` rows."""
+    """The shares of rows in groups of rare values, and in the group whose values are not distinguished, `unseen`."""
 
     pooled: float
     unseen: float

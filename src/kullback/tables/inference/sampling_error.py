@@ -124,7 +124,8 @@ class ClusteredRows(_ErrorRows):
 
     References:
         Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
-        On chi-squared tests for multiway contingency tables (Rao and Scott, 1984)
+        On chi-squared tests for multiway contingency tables with cell proportions estimated from survey data
+            (Rao and Scott, 1984)
     """
 
     def __init__(
