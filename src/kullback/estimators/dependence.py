@@ -81,10 +81,9 @@ def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
 
 
 class GroupedAlike(NamedTuple):
-    """Two samples whose clusters are groups of draws that a permutation test can exchange, and notes on these groups.
+    """Two samples in groups that a permutation test can exchange, too few if `is_open`, and notes on these groups.
 
-    If `is_open`, there are too few groups for the test. If `in_pairs`, group i of P is exchanged only with group i of
-    Q, because the autocorrelation times of P and Q are unequal.
+    If `in_pairs`, group i of P is exchanged only with group i of Q.
     """
 
     p: Draws
@@ -290,10 +289,9 @@ _FEW_TIES = 0.01
 
 
 class Shared(NamedTuple):
-    """Two samples that have draws in common; `number` of P's draws are also draws of Q.
+    """Two samples in common draws; `number` of P's draws are also draws of Q, nearly all ties if `are_alone`.
 
-    `in_p` and `in_q` are masks of each side's draws with a value that occurs exactly once in P and exactly once in Q.
-    If `are_alone`, almost no values repeat except shared draws, so nearly all ties are shared draws.
+    `in_p` and `in_q` mask the draws with a value that occurs exactly once on each side.
     """
 
     p: Draws

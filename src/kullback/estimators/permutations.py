@@ -135,9 +135,8 @@ class BinCounts(PermutationStatistics):
 class QuadraticForms(PermutationStatistics):
     """Statistics, by name, from sums of similarities within P, within Q and between P and Q.
 
-    The similarities of pooled draws are symmetric matrices, dense or sparse, or the inner products of features, shape
-    (draws, features). For features, the statistic is the sum of squared differences between the means of P and Q. For
-    scores, it is the largest absolute difference. Features and scores have mean 0 over the pooled draws.
+    Similarities are symmetric matrices, or inner products of features, shape (draws, features), with the squared
+    difference of means as statistic; for scores, it is the largest absolute one. Both have mean 0.
     """
 
     matrices: dict[str, Any]

@@ -97,9 +97,8 @@ def _some(points: Array) -> Array:
 def dimension_of(growth: float, ks: tuple[int, int]) -> float:
     r"""Return the dimension d that solves :math:`E[\log \rho_K - \log \rho_k] = (\psi(K) - \psi(k)) / d`.
 
-    Here :math:`\rho_k` is the distance to the k-th neighbor, and :math:`\psi` is the digamma function. For K = k + 1,
-    the result is the estimate of Levina and Bickel, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
-    `growth` is the mean of the log-ratio of the distances to the K-th and to the k-th neighbor, and `ks` is (k, K).
+    `growth` is this mean log-ratio of the distances :math:`\rho` to the K-th and the k-th neighbor, and `ks` is (k, K).
+    For K = k + 1, it is Levina and Bickel's, Maximum Likelihood Estimation of Intrinsic Dimension (2004).
     """
     return _steps(ks) / growth if growth > 0 else math.inf
 

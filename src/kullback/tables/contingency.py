@@ -251,10 +251,9 @@ def divergences(
     columns: Sequence[str],
     profiles: tuple[ColumnProfile, ColumnProfile] | None = None,
 ) -> ComparedBins:
-    """Compare P's and Q's weights in the bins of a contingency table; `columns` are the names for the findings.
+    """Compare P's and Q's weights in bins, with joint counts by cluster; `columns` are the names for the findings.
 
-    `clustered` has the joint counts by cluster and bin; it is None if rows are independent. `profiles` belong to a
-    single column; the order of its numbers, and its words, are also compared.
+    With `profiles` of a single column, the order of its numbers and its words are also compared.
     """
     pooled = _pooled(table, settings, clustered)
     ordered = None if profiles is None else _in_order_of_numbers(table, pooled, settings, profiles)

@@ -202,7 +202,7 @@ def nearest_neighbors(
         terms = terms_of(fewer)
     _check_atoms(terms)
     mean = _extrapolated(terms, first.weights)
-    error = _standard_error(terms, mean, first, second)
+    error = _standard_error(terms, mean.mix, first, second)
     low, high = _interval(mean, error, terms, confidence)
     reach, wide = _reach(terms, (low, high), first, second, confidence)
     high += reach
@@ -456,13 +456,13 @@ def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
     return max(rise, 0.0) * ratio / (ratio - 1) * max(terms.ball, 1.0)
 
 
-def _standard_error(terms: _NeighborTerms, mean: _Value, p: Draws, q: Draws) -> float:
+def _standard_error(terms: _NeighborTerms, mix: Array, p: Draws, q: Draws) -> float:
     """Return the standard error from the squared influences of the draws, or clusters, of both sides."""
     total = float(len(p) if p.weights is None else p.weights.sum())
-    ratio = _combined(mean.mix / total, list(terms.log_ratio))
+    ratio = _combined(mix / total, list(terms.log_ratio))
     if p.weights is not None:
         ratio *= p.weights
-    parts = mean.mix / (np.array(terms.ks) * total)
+    parts = mix / (np.array(terms.ks) * total)
     influence_p = _centered(ratio, p.weights)
     influence_p += _centered(_combined(parts, terms.occurrence_p), p.weights)
     moved = _combined(parts, terms.occurrence_q)
@@ -508,8 +508,7 @@ def _reach(
         return 0.0, ""
     smoothing = float(np.average(terms.smoothing[-1], weights=p.weights))
     many = float(np.average(terms.log_ratio[-1], weights=p.weights)) - terms.overfit
-    plain = _Value(many, 0.0, 0.0, 0.0, smoothing, np.array([0.0, 1.0]))
-    width = two_sided_quantile(confidence) * _standard_error(terms, plain, p, q)
+    width = two_sided_quantile(confidence) * _standard_error(terms, np.array([0.0, 1.0]), p, q)
     end = many + most + width + 0.5 * abs(smoothing) + 0.5 * terms.overfit
     if end - high <= (high - low) / 4:
         return max(end - high, 0.0), ""

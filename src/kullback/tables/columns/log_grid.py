@@ -11,10 +11,8 @@ center. `ColumnProfile.unseparated` is the weight of these numbers without the c
 The octaves are powers of two, so the upper 17 bits of a float64 give its bucket, exactly and without a logarithm. Each
 integer up to 63 away from the center has a bucket of its own.
 
-`kullback.common.streaming.QuantileSketch` has a different grid on purpose. It counts the divergences of rows, which are
-never negative, as tensors on their device. Its quantiles are exact to 0.5 %, but quantiles on this grid are exact only
-to 1.6 to 3.1 %. Columns need negative numbers, centers, and buckets that NumPy finds without a logarithm. One grid for
-both would change reported quantiles or invalidate saved profiles.
+`kullback.common.streaming.QuantileSketch` has a different grid on purpose: non-negative tensors on their device, exact
+to 0.5 %. Columns need negative numbers and centers. One grid for both would invalidate saved profiles.
 """
 
 from __future__ import annotations

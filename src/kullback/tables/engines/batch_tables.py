@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, quoted
+from kullback.errors import invalid_value, quoted
 from kullback.tables.columns.types import ArrowArray, Field, arrow_field, narwhals_field
 from kullback.tables.engines.engine import BATCH_ROWS, Batch, Batches, BatchTable, Caller
 
@@ -97,16 +97,6 @@ def _one(array: Any) -> Any:
     if isinstance(array, pa.ChunkedArray):
         return array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     return array
-
-
-def not_a_table(frame: object, caller: Caller) -> ArgumentTypeError:
-    """Return the error for an argument that is not a table."""
-    return invalid_type(
-        *caller,
-        wanted="a path, or a table of pandas, Polars, PyArrow, DuckDB, Dask, PySpark or Ibis",
-        got=type(frame).__name__,
-        instead=f"{caller.argument}=pandas.DataFrame(...), or a path such as 'table.parquet'",
-    )
 
 
 class DuckTable(BatchTable):

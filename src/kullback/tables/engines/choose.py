@@ -7,14 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kullback.common.optional import load
-from kullback.tables.engines.batch_tables import (
-    ArrowTable,
-    DuckTable,
-    IbisTable,
-    PandasTable,
-    PolarsTable,
-    not_a_table,
-)
+from kullback.errors import invalid_type
+from kullback.tables.engines.batch_tables import ArrowTable, DuckTable, IbisTable, PandasTable, PolarsTable
 from kullback.tables.engines.dask_table import DaskTable
 from kullback.tables.engines.engine import Caller, Table
 from kullback.tables.engines.spark_table import SparkTable
@@ -49,7 +43,12 @@ def _through_narwhals(nw: Any, native: Any, caller: Caller) -> Table:
     try:
         frame = nw.from_native(native)
     except TypeError:
-        raise not_a_table(native, caller) from None
+        raise invalid_type(
+            *caller,
+            wanted="a path, or a table of pandas, Polars, PyArrow, DuckDB, Dask, PySpark or Ibis",
+            got=type(native).__name__,
+            instead=f"{caller.argument}=pandas.DataFrame(...), or a path such as 'table.parquet'",
+        ) from None
     if frame.implementation.is_ibis():
         return IbisTable(frame, caller)
     if frame.implementation.is_pyspark() or frame.implementation.is_pyspark_connect():

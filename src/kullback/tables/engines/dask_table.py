@@ -20,7 +20,10 @@ class DaskTable(Table):
         self.fields = PandasTable(frame._meta).fields  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         objects = [name for name in self.fields if str(frame.dtypes[name]) == "object"]
         if objects:
-            fields = self._reduced(lambda part: _fields_of(part[objects]), _merged_fields)
+            fields = self._reduced(
+                lambda part: _fields_of(part[objects]),
+                lambda one, other: {name: _merged_field(field, other[name]) for name, field in one.items()},
+            )
             # A column without any value counts as categorical, like a column of Arrow's null type.
             empty = {name: Field(name, "categorical") for name in objects}
             self.fields |= {n: f if f.column_type or f.reason else empty[n] for n, f in fields.items()}
@@ -52,10 +55,6 @@ def _fields_of(part: Any) -> dict[str, Field]:
         name: Field(name, None) if part[name].isna().all() else field
         for name, field in PandasTable(part).fields.items()
     }
-
-
-def _merged_fields(first: dict[str, Field], second: dict[str, Field]) -> dict[str, Field]:
-    return {name: _merged_field(field, second[name]) for name, field in first.items()}
 
 
 def _merged_field(first: Field, second: Field) -> Field:
