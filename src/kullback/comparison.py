@@ -127,9 +127,8 @@ def subject_of(
 def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject]:
     if isinstance(side, str | os.PathLike):
         return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
-    if hasattr(
-        type(side), "columns"
-    ):  # every data frame has columns; reading them from the object might compute them
+    # Every data frame has columns. Reading them from the object might compute them.
+    if hasattr(type(side), "columns"):
         return {"predictions"} if frames_hold_rows else {"tables"}
     import torch
 

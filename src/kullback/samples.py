@@ -305,9 +305,7 @@ def _checked_weights(weights: object, n: int) -> Tensor:
     with torch.device("cpu"):  # converts lists on the CPU, whatever the default device is
         w = as_tensor("Samples", "weights", weights)
     _check_present("weights", w)
-    if isinstance(
-        weights, list
-    ):  # it is converted again from its numbers, as the range of float32 is too small
+    if isinstance(weights, list):  # is converted again, because the range of float32 is too small
         w = torch.tensor(weights, dtype=torch.float64, device=w.device)
     w = w.to(torch.float64)
     bad = ~(w.isfinite() & (w >= 0))

@@ -135,5 +135,7 @@ class _RowTally:
             self._high = max(self._high, float(defined.max()))
 
     def result(self) -> RowValues:
-        known = (self._total / self._rows, self._low, self._high) if self._rows else (math.nan,) * 3
-        return RowValues(*known, self._rows, self._infinite, self._undefined)
+        if not self._rows:
+            return RowValues(math.nan, math.nan, math.nan, 0, self._infinite, self._undefined)
+        mean = self._total / self._rows
+        return RowValues(mean, self._low, self._high, self._rows, self._infinite, self._undefined)

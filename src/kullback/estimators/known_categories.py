@@ -92,10 +92,9 @@ def of_categories(
     confidence: float,
     clusters: int | None = None,
 ) -> Evidence:
-    """Return the evidence of KL(P || Q): the mean of log p - log q over P's draws, its standard error and its interval.
+    """Return the evidence of KL(P || Q) from the effective `counts` of categories with draws: a mean over P's draws.
 
-    `counts` has the effective number of draws in each category with draws. `variance_of` takes the deviation of each
-    category from the mean, and returns the variance of the mean.
+    `variance_of` returns the variance of the mean of log p - log q from each category's deviation from it.
     """
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q

@@ -65,10 +65,9 @@ class EstimateWarning(UserWarning):
 
 
 def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Draws, Draws]:
-    """Return the checked draws of both sides.
+    """Return the checked draws of both sides; infinite draws raise an error if `finite`, as do weights like counts.
 
-    Errors are raised for sides of unlike components or labels, for weights that look like counts and, if `finite`, for
-    infinite draws. Draws that differ by rounding errors only become equal, and huge or tiny columns are rescaled.
+    Draws that differ by rounding errors only become equal, and huge or tiny columns are rescaled.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q

@@ -55,20 +55,14 @@ def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
     if len(single) <= MOST_VALUES and (
         single.all() or (column.integer and not dated and column.apart(single))
     ):
-        return tuple(
-            HistogramBin(low, high, float(of_p), float(of_q))
-            for low, high, of_p, of_q in zip(column.values, column.ends, *weights, strict=True)
-        )
+        return tuple(map(HistogramBin, column.values, column.ends, *(each.tolist() for each in weights)))
     edges = _edges(column, weights, min(sum(each.buckets.values()) for each in sides))
     if edges is None:
         return ()
     counts = [column.spread(each, edges) for each in weights]
     ends = edges.tolist()
-    return tuple(
-        HistogramBin(low, high, float(of_p), float(of_q))
-        for low, high, of_p, of_q in zip(ends[:-1], ends[1:], *counts, strict=True)
-        if (math.isfinite(low) and math.isfinite(high)) or of_p or of_q
-    )
+    bins = map(HistogramBin, ends[:-1], ends[1:], *(each.tolist() for each in counts))
+    return tuple(each for each in bins if math.isfinite(each.high - each.low) or each.p or each.q)
 
 
 @dataclass(frozen=True)

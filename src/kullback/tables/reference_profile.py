@@ -121,10 +121,9 @@ def batch_profile(
     exclude: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
-    """Return the profile of a batch, counted like the reference, so that it can be compared and merged.
+    """Return the profile of a batch, counted like the reference, from the path of a table or of a saved profile.
 
-    The batch is the path of a table, or of a saved profile. It may lack columns of `exclude`. The other arguments are
-    those of `reference_profile`.
+    It may lack columns of `exclude`. The other arguments are those of `reference_profile`.
     """
     columns, excluded = chosen_of("batch_profile", columns, exclude)
     if is_profile(batch):

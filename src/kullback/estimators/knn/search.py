@@ -169,10 +169,7 @@ def nearest_among(draws: Array, number: int) -> np.ndarray[Any, np.dtype[np.int3
 
 
 def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, own: bool) -> Iterator[Block]:
-    """Yield blocks of neighbors from a tree or from matrix products, whichever is faster, with a progress bar.
-
-    A block has the slice of its queries, the distances, and the row numbers of the k nearest draws.
-    """
+    """Yield slices of queries, distances and row numbers of the k nearest draws, with a progress bar."""
     by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
     search = _by_tree if by_tree else _by_products
     with progress_bar("neighbors") as update:

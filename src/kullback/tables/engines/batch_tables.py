@@ -25,10 +25,7 @@ class ArrowTable(BatchTable):
 
 
 class PandasTable(BatchTable):
-    """A pandas DataFrame; columns that Arrow cannot represent are skipped.
-
-    In NumPy's floating-point columns, NaN is pandas' missing value, so it is counted as missing.
-    """
+    """A pandas DataFrame, where NaN is missing; columns that Arrow cannot represent are skipped."""
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
         distinct_names(frame.columns, caller)
