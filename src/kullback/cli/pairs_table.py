@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = "kullback.pairs/1"
-# Each rule has a sign of one character, so that the whole matrix fits on a screen, and a color.
+# Each rule has a color and a sign. A sign is one character, so that the whole matrix fits on a screen.
 SIGNS = {
     "closed_form": ("C", "bold green"),
     "series": ("S", "bold green"),

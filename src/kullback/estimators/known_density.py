@@ -511,8 +511,8 @@ def _reference(draws: Draws, density: LocalDensity, numbers: tuple[int, int]) ->
 
     The weights of the reference do not depend on position. A cluster of P's draws corresponds to one draw with a large
     weight. If P's weights depend on position, only the ratio of each weight to the mean weight of its neighbors is
-    used. Where P's weights are large, its draws are as dense as a smaller number of draws with equal weights. So the
-    reference then has fewer draws than P.
+    used. Where P's weights are large, P has fewer draws than a sample with equal weights would have. So the reference
+    then has fewer draws than P.
     """
     own = np.ones(len(draws)) if draws.weights is None else draws.weights / draws.weights.mean()
     rest = np.bincount(draws.units, own * np.exp(-density.log_weights)).astype(np.float64)

@@ -252,7 +252,7 @@ def check_statistics(call: str, student: torch.nn.Module, teacher: torch.nn.Modu
 
 
 def _shared(tensors: Mapping[str, Tensor], others: Iterable[Tensor]) -> list[str]:
-    """Return the names of the `tensors` that are among `others`, or that overlap one of `others` in memory."""
+    """Return the names of the `tensors` that are among `others`, or that overlap a tensor of `others` in memory."""
     identities: set[int] = set()
     by_storage: dict[int, list[Tensor]] = {}
     for x in others:

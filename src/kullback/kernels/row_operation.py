@@ -266,9 +266,9 @@ class RowValueFunction(torch.autograd.Function):
 
 class RowTotal(torch.autograd.Function):
     """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
-    and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
-    pass does. In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known
-    only in the backward pass. Therefore `is_early` is False for float16.
+    and keeps them until the first backward pass. Otherwise, and for a later, differentiated or batched backward pass,
+    the backward pass computes the gradients. In float16, a small gradient underflows unless the loss scale multiplies
+    it, and the loss scale is known only in the backward pass. Therefore `is_early` is False for float16.
     """
 
     @staticmethod

@@ -75,7 +75,7 @@ def tokens_hash(windows: Windows) -> str:
 def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
     """Return a sentence for each candidate that a card lists, by its weights or its name, with the number on the card.
 
-    Candidates whose interval does not overlap the card's, or whose weights are other ones, are first.
+    Candidates whose interval does not overlap the card's, or whose weight files differ, are first.
     """
     listed, notes, others = _read(folder, "base").candidates, list[str](), list[str]()
     for candidate in candidates:

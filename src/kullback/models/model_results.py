@@ -183,7 +183,7 @@ class Recorded:
         text: the path of the text; None if the text was not a file.
         seed: the seed of the intervals; None if a generator had been used before.
         settings: the settings that are not the default, by their names in `compare_models`, `Cut`, `Loading`, `Run`.
-        is_command: whether the command line can make the same comparison: the models and the text have paths.
+        is_command: whether the models and the text have paths, so that the command line can make the same comparison.
     """
 
     path: Path

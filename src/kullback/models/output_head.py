@@ -334,7 +334,7 @@ class _BodyOutput:
 
 @torch.no_grad()
 def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
-    """Refuse a model whose class makes other logits of the same normed states, by a scale or a cap of its own."""
+    """Refuse a model whose class makes other logits from the same hidden states, for example by a scale or a cap."""
     shown, body = printable(head.name), body_of(model)
     parts.head.weight = torch.nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:

@@ -166,7 +166,7 @@ class _PartialPairing(Pairing):
 
 
 class ListedPairing(_PartialPairing):
-    """A pairing with only some classes on one side or both. It gives bounds of divergences."""
+    """A pairing where P, Q or both give only some classes. It gives bounds of divergences."""
 
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows

@@ -216,7 +216,7 @@ def recorded_by(
     run: Run,
     further: Mapping[str, bool | None],
 ) -> Recorded:
-    """Return the arguments of a comparison that writes a reference file, which is checked first.
+    """Check that a comparison can write this reference file, and return the arguments of that comparison.
 
     The sides are the base and the candidates, and `further` are other settings of `compare_models`.
 

@@ -1,4 +1,4 @@
-"""The folder of a card: a comparison of language models to publish, which others repeat without the base."""
+"""The folder of a card: a published comparison of language models that other people can repeat without the base."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FLAGS = {
     "block_bytes": "--block-mb",
     "llama_cpp": "--format llama.cpp",
 }
-# The reference has the settings of the text. The others need the base.
+# A card's reference fixes the settings in OF_TEXT. The settings in OF_BASE apply only to a comparison with the base.
 OF_TEXT = ("context", "score", "most_windows")
 OF_BASE = ("noise_floor", "one_at_a_time", "llama_cpp")
 _MEBIBYTE = 1 << 20

@@ -76,8 +76,8 @@ FINDINGS: dict[str, tuple[Level, str]] = {
 Version 2 of the JSON format may get new codes, but an existing code never changes.
 """
 MOST_NAMED = 100  # a result names at most this many new categories, and this many vanished categories
-# A column with a larger share of numbers that the grid does not separate is not compared. With a smaller share, total
-# variation is at most this share too small.
+# A column with a larger share of numbers that the grid does not separate is not compared. With a smaller share, the
+# computed total variation is too small by at most the share.
 _MOST_UNSEPARATED = 0.01
 _LARGEST_SCALED = 1e8  # numbers below this limit are finite after a multiplication by 1e300
 NAMED = 5  # a sentence names at most this many categories or columns

@@ -19,7 +19,7 @@ LONGEST_NAME = 18
 
 
 def draw_plots(result: ModelComparison) -> list[Plot]:
-    """Return the ladder and, if at least two candidates can be drawn, the plot of mean KL against size on disk."""
+    """Return the plot of mean KL and, for at least two candidates with a size, the plot of KL against size on disk."""
     means = [(name_of(each), each.comparison.divergences["kl_pq"].mean) for each in result.candidates]
     if result.noise_floor is not None:
         means.append(("rounding noise", result.noise_floor.comparison.divergences["kl_pq"].mean))
