@@ -199,7 +199,7 @@ def test_other_weights_of_the_same_name_are_a_warning_in_the_short_output(
     fields = record(Path("card"))
     hashes = {each["name"]: each["weights_sha256"][:12] for each in [*fields["candidates"], fields["base"]]}
     warning = (
-        f"{INT8}: warning: its weight files are not those of the card (SHA-256 {hashes[INT8]} on the card, "
+        f"{INT8}: warning: its weight files differ from the card's (SHA-256 {hashes[INT8]} on the card, "
         f"{hashes[BASE]} here)."
     )
     words = " ".join(result.stdout.split())

@@ -563,7 +563,7 @@ def test_a_similar_model_in_place_of_the_head_is_a_warning(tmp_path: Path) -> No
     folder = record(similar(own, 0.08), prompts()[:6], tmp_path / "similar")
     share = 100 * max(_differences(folder, own).values())
     _, note = HiddenStates(folder, folders.base()).caveats()
-    assert note.startswith("warning: the hidden states differ from those of ")
+    assert note.startswith("warning: the hidden states differ from the states of ")
     assert 5 < share < 100
     assert float(note.split(" by ")[1].split(" %")[0]) == pytest.approx(share, rel=0.3)
     for dtype in ("bfloat16", "float8"):  # rounding alone gives no warning

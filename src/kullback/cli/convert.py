@@ -32,7 +32,7 @@ OTHER_FORMATS = (
 
 
 OPTIONS = (
-    Option("--as", "What the numbers in SRC are.", accepts=REPRESENTATION),
+    Option("--as", "The type of the numbers in SRC.", accepts=REPRESENTATION),
     Option("--key", "The array to read, if SRC has several."),
     Option(
         "--tokens", "A file with the tokens of all windows, one after the other.", accepts=FILE, into="tokens"
@@ -41,7 +41,7 @@ OPTIONS = (
     Option("--n-ctx", "The number of tokens in a window.", accepts=WINDOW_OF_LLAMA, into="n_ctx"),
     Option(
         "--all-positions",
-        "SRC has a row for every token; keep those that llama.cpp scores, the second half of each window.",
+        "SRC has a row for every token. Keep the rows that llama.cpp scores: the second half of each window.",
         accepts=FLAG,
     ),
     Option(
@@ -120,7 +120,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
                 "--all-positions",
                 wanted=f"a row for each of {expected} tokens",
                 got=f"{rows.rows} rows",
-                instead="the command without it if the rows are those that llama.cpp scores",
+                instead="the command without it if SRC has only the rows that llama.cpp scores",
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         may_hold_all = not all_positions and rows.rows in (None, len(token_ids))

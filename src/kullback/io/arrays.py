@@ -307,7 +307,7 @@ def _load(ref: FileReference) -> Any:
         raise ref.truncated(wanted="a file of torch.save, in its zip format", got=reason) from None
 
 
-# The codes of safetensors count bits, and those of NumPy count bytes.
+# The codes of safetensors count bits; the codes of NumPy count bytes.
 SAFETENSORS_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16} | {
     f"{code[0].upper()}{8 * int(code[1])}": dtype for code, dtype in NUMPY_DTYPES.items()
 }

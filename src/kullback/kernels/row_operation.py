@@ -413,7 +413,7 @@ def _refuse_second_derivative(*_: Any) -> Any:
     raise invalid_value(
         "torch.compile",
         "model",
-        wanted="a loss of which you take first derivatives",
+        wanted="only first derivatives of the loss",
         got="a gradient of the gradient of a distillation loss",
         instead="the loss outside of torch.compile, or reduction='none' with backend='eager'",
     )

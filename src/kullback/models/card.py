@@ -98,7 +98,7 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
             kept = others
         if card.weights is not None and weights is not None and weights != card.weights:
             hashes = f"SHA-256 {card.weights[:12]} on the card, {weights[:12]} here"
-            others.insert(0, f"{name}: {WARNING}its weight files are not those of the card ({hashes}).")
+            others.insert(0, f"{name}: {WARNING}its weight files differ from the card's ({hashes}).")
         on_card = name if name == own else f"{name}, whose weight files {own} has,"
         kept.append(f"Mean KL(P||Q) of {on_card} on the card is {values}: {outcome}.")
     return [*others, *notes]

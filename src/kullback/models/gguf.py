@@ -104,7 +104,7 @@ class GGUFModel(LanguageModel):
         if tools or any(message.get("tool_calls") for message in messages):
             raise self.error(
                 wanted="the folder of a Hugging Face model, whose template writes tools as in its training",
-                got="a GGUF file, for which llama-cpp-python writes their JSON in another way",
+                got="a GGUF file; llama-cpp-python writes the JSON of tools in another way",
                 instead="name the folder as P, or leave the tools out",
             )
         template = self._llama.llama_model_chat_template(self._model, None)

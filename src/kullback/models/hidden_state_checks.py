@@ -199,7 +199,7 @@ def _agreement(ref: FileReference, head: OutputHead, checked: Sequence[_Differen
     notes = [f"{remark}{_percent(most)}, the predictions by {kl} nats of KL{end}"]
     if most.distance > _ROUNDING:
         notes.append(
-            f"{WARNING}the hidden states differ from those of {model} by {_percent(most)} ({kl} nats of KL), "
+            f"{WARNING}the hidden states differ from the states of {model} by {_percent(most)} ({kl} nats of KL), "
             "more than rounding does; another model may have made them (--head)"
         )
     return notes

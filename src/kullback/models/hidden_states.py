@@ -346,7 +346,7 @@ def with_heads(
 
 def _number_of_heads(folders: int) -> str:
     if folders == 1:
-        return "one head, that of the model whose hidden states are in the folder"
+        return "one head: the head of the model whose hidden states are in the folder"
     return f"one head for all {folders} folders of hidden states, or {folders} heads, one for each"
 
 

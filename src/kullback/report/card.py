@@ -253,7 +253,7 @@ def _readme(page: Document, record: JsonObject, limits: tuple[str, ...]) -> Docu
     """Return the content of the README: the main table, how it was measured, the notes, and how to repeat it."""
     commands = record["commands"]
     titles = {
-        "repeat": "To repeat it with this folder and the candidates beside it",
+        "repeat": "To repeat it with this folder and the candidates next to it",
         "original": "The original command, with the base and the text",
         "with_text": "To repeat its groups too, with the text",
     }

@@ -330,7 +330,7 @@ def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Cont
     """Return the finding on the content of a column."""
     if content == "identifier":
         message = (
-            f"{quoted(name)} holds identifiers: nearly every row has its own value, so that its divergences say "
+            f"{quoted(name)} holds identifiers: nearly every row has its own value, so its divergences say "
             f"nothing about a shift; leave it out with exclude= (--exclude)"
         )
         return finding(content, message, name)
@@ -338,7 +338,7 @@ def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Cont
     convert = "pandas.to_datetime" if what == "dates" else "pandas.to_numeric"
     message = (
         f"{quoted(name)} holds text, of which {100 * share:.3g} % are {what}: they are compared as categories, which "
-        f"hardly show a shift, because {reason_against(name, p, q)}; convert the column first, as with "
+        f"rarely show a shift, because {reason_against(name, p, q)}; convert the column first, as with "
         f"{convert}(column, errors='coerce')"
     )
     return finding(content, message, name)

@@ -228,9 +228,7 @@ def _section(result: ModelComparison, place: int, candidate: Candidate, scale: f
     blocks: list[Block] = [Findings("Infinite divergences", remarks)] if remarks else []
     blocks.append(
         Passages(
-            "The text, worst passages first"
-            if result.whole_text
-            else "The passages in which it differs most",
+            "The text, worst passages first" if result.whole_text else "The passages where it differs most",
             number(scale),
             [
                 _passage(result, passage, scale)
