@@ -19,7 +19,7 @@ from kullback import compare, compare_models, record_reference
 from kullback.common.formats import plus_minus
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, KullbackError, ModelError
 from kullback.io import Reference
-from kullback.io.arrays import encoded_header
+from kullback.io.safetensors_file import encoded_header
 from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
 from kullback.models.recording import weights_hash
 from kullback.models.text import documents_of_runs, take_texts

@@ -24,7 +24,7 @@ from kullback.common.bijective import check_bijective
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import P, Q, invalid_type, invalid_value, no_rule
-from kullback.estimators.draws import Array, Draws, affordable_draws
+from kullback.estimators.draws import Array, Draws, affordable_draws, checked_side
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
 from kullback.estimators.knn.pilot import FlatError, LocalDensity, local_log_density
 from kullback.estimators.known_categories import (
@@ -34,7 +34,7 @@ from kullback.estimators.known_categories import (
     of_categories,
     spread_ties,
 )
-from kullback.estimators.registry import checked_side, from_draws, rng_of, seeded
+from kullback.estimators.registry import from_draws, rng_of, seeded
 from kullback.estimators.surfaces import (
     common_span,
     dimension_of,

@@ -48,8 +48,8 @@ from kullback.models.recording import (
     weights_hash,
 )
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
-from kullback.models.sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.models.text import CUT, Cut, Text, take_texts
+from kullback.models.until_sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.predictions.reading import Reading
 from kullback.predictions.run import RUN, Run
 from kullback.predictions.sources import Clusters

@@ -26,10 +26,10 @@ from kullback.common.files import (
 from kullback.common.words import is_address
 from kullback.errors import invalid_type, invalid_value, printable, safe_repr
 from kullback.io import Reference, RowSource, RowStream, TopKSource
-from kullback.io.arrays import METADATA, encoded_header, read_header
 from kullback.io.reference_writer import STORED, ReferenceWriter
 from kullback.io.row_sources import checked
 from kullback.io.row_stream import rows_from
+from kullback.io.safetensors_file import METADATA, encoded_header, read_header
 from kullback.models.hidden_states import HiddenStates
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
