@@ -129,8 +129,9 @@ def page(entries: list[Entry]) -> str:
         "",
         "Which rule `kullback.kl_divergence(p, q)` takes for each ordered pair of torch's distributions. "
         "The command `kullback pairs` prints the same table, and `kullback pairs --markdown` wrote this page from "
-        "the rules themselves. Where the rule depends on the parameters, the table has the rule for typical parameters. "
-        "A truncated support, or different counts, can turn a formula into a sum or into +inf. The rules of "
+        "the rules themselves. Where the rule depends on the parameters, the table has the rule for typical "
+        "parameters. A truncated support, or different counts, can turn a formula into a sum or into +inf. "
+        "The rules of "
         + ", ".join(f"`{kind.__name__}`" for kind in WRAPPERS)
         + " depend on their parts; the entries are for `Normal` parts.",
         "",
