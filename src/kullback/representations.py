@@ -40,7 +40,7 @@ _WIDE = (torch.float32, torch.float64)
 
 
 _ARGUMENTS = Arguments("Logits", "LogProbs", "Probs", "Counts", validate=FLAG)
-# What to write for keywords that are not arguments of a representation.
+# The remedies for keywords that are not arguments of a representation.
 _REMEDIES = {
     "temperature": "Logits(x / temperature)",
     "T": "Logits(x / T)",

@@ -53,7 +53,7 @@ OPTIONS = (
     Option("--classes", "For a .klref: the number of all classes, if SRC does not say.", accepts=CLASSES),
     NO_PROGRESS,
 )
-# The options of a target that ends in .kld alone. One option is of .klref alone, and all others are of both.
+# The options for a target that ends in .kld only. One option is for .klref only, and all other options are for both.
 OF_BASE_FILES = ("--as", "--tokens", "--tokens-key", "--n-ctx", "--all-positions", "--floor")
 
 

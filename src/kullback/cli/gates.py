@@ -69,7 +69,7 @@ STATISTICS = {
     "min": "minimum", "p0.1": "p001", "p1": "p01", "p5": "p05", "p10": "p10", "median": "median", "p90": "p90",
     "p95": "p95", "p99": "p99", "p99.9": "p999", "max": "maximum",
 }  # fmt: skip
-# Of the noise floor, a limit that is above it also with two digits.
+# This many times the noise floor is above the floor, even if it is rounded to two digits.
 _LEAST_ABOVE_NOISE = 1.06
 DELTA_PROB = "labels.delta_prob"
 # The names of numbers with an interval, and where a `Comparison` contains these numbers.

@@ -67,7 +67,7 @@ def rng_of(*sides: Draws) -> np.random.Generator:
     """
     seed = 0
     for side in sides:
-        x = np.nan_to_num(side.x[side.order]) / 4  # the division by 4 prevents that a difference overflows
+        x = np.nan_to_num(side.x[side.order]) / 4  # without the division, a difference may overflow
         span = x.max(0) - x.min(0)
         steps = np.rint((x - x.min(0)) / np.where(span > 0, span, 1.0) * _STEPS)
         seed = zlib.crc32(steps.astype(np.int64).tobytes(), seed)

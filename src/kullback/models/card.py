@@ -73,7 +73,8 @@ def tokens_hash(windows: Windows) -> str:
 
 
 def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
-    """Return a sentence for each candidate that a card lists, by its weights or its name, with the number on the card.
+    """Return a sentence for each candidate that a card lists, with the number on the card. The weights or the name
+    identify the candidate.
 
     Candidates whose interval does not overlap the card's, or whose weight files differ, are first.
     """

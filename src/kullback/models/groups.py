@@ -111,7 +111,7 @@ def _matched(pattern: re.Pattern[str], model: LanguageModel | Words, tokens: Seq
     """Return the group of each token of a window: the first group with a match that overlaps the token."""
     contents = [b"" if (token := model.vocabulary.get(index)) is None else token.content for index in tokens]
     if tokens and tokens[0] == model.bos:
-        contents[0] = b""  # the window begins with it, and the text does not
+        contents[0] = b""  # this token begins the window, but is not in the text
     # A byte that is not part of a character becomes a character of its own, so every character has its bytes.
     text = b"".join(contents).decode("utf-8", "surrogateescape")
     ends = np.cumsum([len(content) for content in contents])

@@ -100,7 +100,7 @@ class Histogram:
     """Counts of values in fixed logarithmic bins."""
 
     def __init__(self) -> None:
-        # The first count is of zeros, and the last count is of infinite values.
+        # The first number counts zeros, and the last number counts infinite values.
         self._counts = torch.zeros(len(HISTOGRAM_EDGES) + 1, dtype=torch.int64, device="cpu")
 
     def add(self, values: Tensor) -> None:
