@@ -355,7 +355,7 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
 
 
 def require_logits(head: OutputHead, made: Tensor, wanted: Tensor, parts: str) -> None:
-    """Refuse a model whose logits are other than its head makes; `parts` names the parts that made these.
+    """Refuse a model whose logits differ from `made`, the logits that its head makes; `parts` names the parts used.
 
     Raises:
         ModelError: the logits differ by more than rounding.
