@@ -24,6 +24,7 @@ from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabular
 from kullback.models.recording import weights_hash
 from kullback.models.text import documents_of_runs, take_texts
 from kullback.report.document import Findings
+from kullback.report.plots.models import name_of
 from kullback.report.subjects import document
 from tests.models.bytes_model import BytesModel
 from tests.refusals import refused
@@ -509,6 +510,24 @@ def test_equal_names_of_files_get_numbers(tmp_path: Path) -> None:
     of_cards = {each["name"]: each["kl_pq"]["mean"] for each in fields(tmp_path / "card")["candidates"]}
     assert of_cards == {"near": means(result)[candidates[0].name][0], "near (2)": means(result)["near"][0]}
     assert [each["label"] for each in badges(tmp_path / "card")] == ["near (2) vs. base", "near vs. base"]
+
+
+def test_files_of_one_name_keep_the_folders_that_tell_them_apart(tmp_path: Path) -> None:
+    models = {name: tmp_path / name / "model.klref" for name in ("base", "a", "b")}
+    for path, model in zip(models.values(), (BASE, NEAR, FAR), strict=True):
+        path.parent.mkdir()
+        record_reference(model, WORDS, path, cut=CUT)
+    result = compare_models(models["base"], [models["a"], models["b"]], record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    card = fields(tmp_path / "card")
+    names = {each["name"]: each["badge"] for each in card["candidates"]}
+    assert names == {f"{of}/model.klref": f"badge-{of}-model.klref.json" for of in "ab"}
+    assert str(tmp_path) not in (tmp_path / "card" / "README.md").read_text("utf-8")
+    again = compare_models(tmp_path / "card", models["b"])
+    assert any("of b/model.klref on the card is" in note for note in again.notes)
+    assert {name_of(each, result) for each in result.candidates} == {
+        f"…{str(models[of])[-17:]}" for of in "ab"
+    }
 
 
 def test_a_file_of_predictions_is_recorded_with_the_tokenizer_of_the_candidate(tmp_path: Path) -> None:

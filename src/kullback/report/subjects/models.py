@@ -152,7 +152,7 @@ def _measured(result: ModelComparison) -> Measured:
 def _plot(result: ModelComparison) -> Plot:
     """Return the plot of the mean divergence of each candidate, the closest first."""
     points = [
-        Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each)}")
+        Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each, result)}")
         for each in result.candidates
     ]
     label = label_of("mean KL(P‖Q) of a token, nats", points, _measured(result).confidence)
