@@ -108,6 +108,11 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
     base, int8 = folders.base(), folders.int8()
     short = tmp_path / "short.txt"
     short.write_text(text()[:300])
+    server = "http://127.0.0.1:9"
+    assert one_line(run("record", server, "--text", words, "-o", tmp_path / "x.klref")) == (
+        f"kullback: model = {server}: wanted a folder of a Hugging Face model or a .gguf file; got a server, which "
+        "gives only its most probable classes; name a folder with its config.json, or a .gguf file"
+    )
     cases = {
         ("compare", base, int8): "--text FILE",
         ("compare", base, int8, "--text", tmp_path / "none.txt"): "wanted a readable file",

@@ -218,6 +218,37 @@ def test_a_model_in_memory_has_no_hash_of_the_current_folder(
     assert weights_hash(".") == hashlib.sha256(b"weights").hexdigest()
 
 
+def test_the_hash_of_a_name_on_the_hub_is_of_the_files_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    cache = tmp_path / "models--organization--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    folder = cache / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    for name, content in (("config.json", b"{}"), ("model.safetensors", b"weights")):
+        (folder / name).write_bytes(content)
+    assert weights_hash("organization/model") == hashlib.sha256(b"weights").hexdigest()
+    assert weights_hash("organization/other") is None
+    model = BytesModel("organization/model", NEAR.table)
+    result = compare_models(model, [NEAR], WORDS, cut=CUT, record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    assert fields(tmp_path / "card")["base"]["weights_sha256"] is None  # its name is not where it comes from
+    readme = (tmp_path / "card" / "README.md").read_text("utf-8")
+    assert f"| SHA-256 of the weights of {NEAR.info.name} | unknown |" in readme
+
+
+def test_the_hash_of_a_split_gguf_file_is_of_all_its_parts(tmp_path: Path) -> None:
+    paths = [tmp_path / f"q4-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for path in (*paths, tmp_path / "q8-00001-of-00002.gguf"):
+        path.write_bytes(path.name.encode())
+    wanted = hashlib.sha256(b"".join(path.name.encode() for path in paths)).hexdigest()
+    assert weights_hash(paths[0]) == wanted
+
+
 def test_objects_have_no_command_of_their_own(made: tuple[ModelComparison, Path]) -> None:
     assert fields(made[1])["commands"] == {
         "repeat": "kullback compare card CANDIDATE",

@@ -282,7 +282,6 @@ def _protocol(record: JsonObject) -> list[tuple[str, str]]:
         *(
             (f"SHA-256 of the weights of {each['name']}", each["weights_sha256"])
             for each in record["candidates"]
-            if each["weights_sha256"] is not None
         ),
         ("dtype and device", ", ".join(filter(None, (base["dtype"], base["device"])))),
         ("fingerprint of the tokenizer", base["tokenizer_sha256"]),
