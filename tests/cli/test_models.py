@@ -130,6 +130,22 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
         assert not page.exists()
 
 
+def test_a_device_that_is_not_there_and_outputs_without_a_path_are_refused(
+    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compare = ("compare", folders.base(), folders.int8(), "--text", words, "--context", 48, "--windows", 4)
+    for device in ("foo", "meta"):
+        line = one_line(run(*compare, "--device", device))
+        assert "wanted a device that torch can use on this machine" in line
+        assert line.endswith("; --device cpu (Loading(device='cpu'))")
+    for flag in ("--html", "--markdown", "--resume"):
+        assert one_line(run(*compare, flag, "-")).endswith("got -; name a file, or /dev/stdout")
+    assert "got -" in one_line(run("record", folders.base(), "--text", words, "-o", "-"))
+    assert not list(tmp_path.iterdir())
+    assert run(*compare, "--device", "cpu", "--markdown", "/dev/stdout").exit_code == 0
+
+
 @pytest.mark.parametrize("output", ["--json", "--html", "--markdown", "--resume", "record"])
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "new"])
 def test_no_output_goes_into_the_folder_of_a_model(

@@ -147,6 +147,9 @@ def check_writable(path: PathLike) -> None:
         ...
         kullback.errors.FileError: cannot write missing/report.html: No such file or directory; name a file ...
     """
+    if os.fspath(path) == "-":
+        instead = "name a file, or /dev/stdout"
+        raise FileError.at("cannot write -", wanted="the path of a file", got="-", instead=instead)
     with write_errors(path):
         mode = _mode(path)
         if mode is not None and stat.S_ISDIR(mode):

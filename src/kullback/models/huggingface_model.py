@@ -232,6 +232,7 @@ def open_folder(
     transformers = load("transformers", "a Hugging Face model")
     shown = printable(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": not hub}
+    require_device(shown, device)
     with loading_errors(shown, "a causal language model's config.json"):
         config = transformers.AutoConfig.from_pretrained(name, **options)
     require_causal(shown, config)
@@ -269,6 +270,21 @@ def _without_bars(transformers: Any) -> Generator[None]:
     finally:
         if shown:
             logs.enable_progress_bar()
+
+
+def require_device(shown: str, device: str) -> None:
+    """Refuse a device that torch cannot use on this machine."""
+    try:
+        torch.empty(1, device=device).tolist()
+    except Exception as error:
+        got, instead = (
+            f"{device!r}, where {type(error).__name__}: {str(error).splitlines()[0][:200]}",
+            "--device cpu",
+        )
+        wanted = "a device that torch can use on this machine"
+        raise not_opened(
+            shown, wanted=wanted, got=got, instead=f"{instead} (Loading(device='cpu'))"
+        ) from error
 
 
 @contextmanager

@@ -286,7 +286,7 @@ def metadata_of(
             "model_kind": info.kind,
             "model_hash": weights_hash(info.name) if info.kind in ("Hugging Face", "GGUF") else None,
             "dtype": info.dtype,
-            "device": _device_of(opened, loading),
+            "device": _device_of(opened),
             "parameters": info.parameters,
             "file_bytes": info.file_bytes,
             "tokenizer": opened.vocabulary.fingerprint,
@@ -296,10 +296,10 @@ def metadata_of(
     return {key: str(value) for key, value in known.items() if value is not None}
 
 
-def _device_of(model: LanguageModel, loading: Loading) -> str | None:
+def _device_of(model: LanguageModel) -> str | None:
     if isinstance(model, HuggingFaceModel):
         return str(next(model.model.parameters()).device)
-    return loading.device if model.info.kind == "GGUF" else None
+    return getattr(model, "device", None) if model.info.kind == "GGUF" else None
 
 
 def _hash_of_text(texts: object) -> str | None:
