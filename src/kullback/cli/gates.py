@@ -166,9 +166,9 @@ class Limit:
         is_beyond = math.isinf(value) and not self.is_kept_by(value)
         if is_exact or is_beyond or self.metric.endswith(".value"):
             return self.judgment_of_estimate(what, value)
-        if of.interval is None:
+        if of.interval is None and not math.isnan(value):
             return self.without_interval(what, value, reason)
-        return self.judgment_of_interval(what, value, of.interval, rows=rows)
+        return self.judgment_of_interval(what, value, of.interval or (value, value), rows=rows)
 
     def judgment_of_estimate(self, what: str, value: float) -> Judgment:
         """Return the outcome for an estimate without its interval; for NaN, the outcome is unclear."""
@@ -344,6 +344,8 @@ def _judged_without_noise(
         return limit.judgment_of_interval(name, value, bounds, "its bounds")
     summary = comparison.divergences.get(metric.path)
     are_equal = summary is not None and summary.minimum == summary.maximum == 0
+    # A lower bound of 0 does not say that the sides are equal.
+    are_equal = are_equal and (certain is None or certain[metric.path][1] == 0)
     reason = of.reason or "none was asked for"
     return limit.judgment(name, of, value, reason, rows=comparison.rows, is_exact=are_equal)
 

@@ -80,7 +80,9 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
     """
     listed, notes, others = _read(folder, "base").candidates, list[str](), list[str]()
     for candidate in candidates:
-        own, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
+        path = Path(candidate.model.name).absolute().as_posix()
+        here, ends = candidate.comparison.divergences["kl_pq"], [x for x in listed if path.endswith(f"/{x}")]
+        own = max(ends, key=len, default=without_folders(candidate.model.name))
         weights = candidate.weights_sha256
         same = [each for each in listed if weights is not None and listed[each].weights == weights]
         name = same[0] if same and own not in same else own

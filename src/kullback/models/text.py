@@ -83,8 +83,12 @@ def read_texts(path: Path) -> Text:
         ) from None
     if not content.strip():
         raise _wrong(path, wanted="text", got="an empty file", instead="name a file with some thousand words")
+    if path.suffix.lower() == ".json":
+        instead = "write one record in each line of a .jsonl file, or name a .txt file"
+        raise _wrong(path, wanted="a text file, or records in JSONL", got="a .json file", instead=instead)
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
+    content = content.removeprefix("\N{BYTE ORDER MARK}")
     lines = [
         _document(path, number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()
     ]
