@@ -32,11 +32,9 @@ from kullback.tables.columns.types import Field
 from kullback.tables.contingency import (
     ComparedBins,
     Pair,
-    TableSettings,
     column_bins,
     column_contingency,
     divergences,
-    effective_rows,
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
@@ -66,6 +64,7 @@ from kullback.tables.table_results import (
     TableComparison,
     least,
 )
+from kullback.tables.table_settings import TableSettings, effective_rows
 
 CALL = "compare_tables"
 

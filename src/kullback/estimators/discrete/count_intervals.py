@@ -241,7 +241,7 @@ def _not_rejected(
 
 
 def _at_most_of_chi_square(low: Tensor, estimate: Tensor, null: Tensor, rate: Tensor, z: float) -> Tensor:
-    r"""Return `low`, or the limit from the noncentral chi-square distribution where this one is smaller.
+    r"""Return the smaller of `low` and the limit from the noncentral chi-square distribution.
 
     The estimate T of a divergence t is :math:`c (\chi'^2_\nu(t / c) - \nu)` with the variance `null` + t `rate` for c =
     `rate` / 4 and :math:`\nu` = `null` / (2 c^2). Its upper tail is longer than a normal one, most so far out: near P =

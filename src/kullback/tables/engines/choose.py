@@ -8,8 +8,8 @@ from typing import Any
 
 from kullback.common.optional import load
 from kullback.errors import invalid_type
-from kullback.tables.engines.batch_tables import ArrowTable, DuckTable, IbisTable, PandasTable, PolarsTable
 from kullback.tables.engines.dask_table import DaskTable
+from kullback.tables.engines.data_frames import ArrowTable, DuckTable, IbisTable, PandasTable, PolarsTable
 from kullback.tables.engines.engine import Caller, Table
 from kullback.tables.engines.spark_table import SparkTable
 
