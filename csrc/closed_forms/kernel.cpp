@@ -84,9 +84,7 @@ static void compute_bregman(int64_t n, const double* a, const double* b, const d
   }
 }
 
-struct GammaForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
-
+struct GammaForm : Within<Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
     const double *a_p = block.parameter[0], *rate_p = block.parameter[1];
@@ -116,9 +114,7 @@ struct GammaForm {
   }
 };
 
-struct BetaForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
-
+struct BetaForm : Within<Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
     if (block.size < 1) return;  // no block is empty; without this check the compiler warns of uninitialized arrays
@@ -158,18 +154,21 @@ struct BetaForm {
   }
 };
 
-// KL(P || Beta(1, 1)) + log(high - low).
-struct BetaUniformForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild};
+// KL(P || Beta(1, 1)).
+template <bool with_derivatives>
+static void sweep_beta_to_unit(Block block) {
+  double one[kElements];
+  for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
+  block.parameter[2] = block.parameter[3] = one;
+  BetaForm::sweep<with_derivatives>(block);
+}
 
+// KL(P || Beta(1, 1)) + log(high - low).
+struct BetaUniformForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
-    double one[kElements];
     const double *low = block.parameter[2], *high = block.parameter[3];
-    for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
-    Block of_beta = block;
-    of_beta.parameter[2] = of_beta.parameter[3] = one;
-    BetaForm::sweep<with_derivatives>(of_beta);
+    sweep_beta_to_unit<with_derivatives>(block);
     for (int64_t i = 0; i < block.size; ++i) {
       const double margin = (high[i] - 1.0) - low[i];
       const bool outside = (low[i] > 0.0) | (high[i] < 1.0);
@@ -186,17 +185,11 @@ struct BetaUniformForm {
 
 // KL(P || Beta(1, 1)) + A(l) - l E X, with A(l) = log((e^l - 1) / l).
 template <class Source>
-struct BetaContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Source::range};
-
+struct BetaContinuousBernoulliForm : Within<Range::kMildPositive, Range::kMildPositive, Source::range> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
-    double one[kElements];
     const double *a = block.parameter[0], *b = block.parameter[1], *q = block.parameter[2];
-    for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
-    Block of_beta = block;
-    of_beta.parameter[2] = of_beta.parameter[3] = one;
-    BetaForm::sweep<with_derivatives>(of_beta);
+    sweep_beta_to_unit<with_derivatives>(block);
     double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1], *by_q = block.derivative[2];
 #pragma omp simd
     for (int64_t i = 0; i < block.size; ++i) {
