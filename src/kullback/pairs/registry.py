@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -55,6 +56,7 @@ SURFACES: dict[type, str] = {
     type(constraints.positive_definite): "positive-definite matrices",
 }
 """The names of event spaces whose densities have a base measure different from Lebesgue measure, by constraint."""
+_NUMBERS = "arrays of numbers"  # the name of any other space
 
 FormT = TypeVar("FormT", bound=FormFunction)
 # _MOST_CLASSES is the largest number of classes in `fused_divergence_of_logits`. Longer rows have other kernels.
@@ -280,7 +282,7 @@ def _made_plan(types: TypePair) -> Plan:
         None if own else direct,
         reductions[ways[0]] if ways else None,
         are_plain,
-        are_plain and not torch.compiler.is_compiling() and _space(types[0]) == _space(types[1]),
+        are_plain and not torch.compiler.is_compiling() and space_of(types[0]) == space_of(types[1]),
     )
     steps = [step for step in _STEPS if step.serves(plan)]
     rules_of_kl, others = ([step for step in steps if step.kinds[place]] for place in (0, 1))
@@ -290,10 +292,12 @@ def _made_plan(types: TypePair) -> Plan:
     return plan
 
 
-def _space(kind: type) -> tuple[bool | None, str | None]:
-    """Return whether events of a class of torch are discrete, and the name of their space if it is in `SURFACES`."""
-    support = getattr(kind, "support", None)  # the class attribute is the same for all parameters
-    return getattr(support, "is_discrete", None), SURFACES.get(type(support))
+def space_of(thing: Any) -> tuple[bool | None, str]:
+    """Return whether a distribution, or a class of torch, is discrete, and the name of the space of its events."""
+    with suppress(NotImplementedError, AttributeError):
+        support = thing.support
+        return support.is_discrete, SURFACES.get(type(support), _NUMBERS)
+    return None, _NUMBERS
 
 
 def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -14,8 +13,8 @@ from kullback.common.dtypes import tensor_of
 from kullback.errors import P, Q, invalid_value
 from kullback.generators.growth import End as EndOfTerms, Growth
 from kullback.pairs.densities.density import Density, Tail
-from kullback.pairs.family import FAMILIES, End, Family, support_of
-from kullback.pairs.registry import SURFACES, Plan, plan_for
+from kullback.pairs.family import FAMILIES, End, Family
+from kullback.pairs.registry import Plan, plan_for, space_of
 from kullback.pairs.torch_registry import PLANS
 
 _Pair = tuple[Tensor | None, Tensor | None]
@@ -26,7 +25,6 @@ _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 _NO_LESS_THAN_KL = 0.95
 # Two tail coefficients count as equal up to the relative difference _ROUNDING, because they are rounded products.
 _ROUNDING = 1e-12
-_NUMBERS = "arrays of numbers"  # the name of a space that is not a surface
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:
@@ -52,10 +50,9 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
     plan = plan or plan_for(type(p), type(q))
     if plan.is_comparable and p.batch_shape == q.batch_shape:
         return
-    supports = support_of(p), support_of(q)
-    discrete = _is_discrete(supports[0]), _is_discrete(supports[1])
-    if None not in discrete and discrete[0] != discrete[1]:
-        names = ["a discrete distribution" if d else "a continuous one" for d in discrete]
+    (discrete_p, space_p), (discrete_q, space_q) = space_of(p), space_of(q)
+    if None not in (discrete_p, discrete_q) and discrete_p != discrete_q:
+        names = ["a discrete distribution" if d else "a continuous one" for d in (discrete_p, discrete_q)]
         raise invalid_value(
             call,
             "p, q",
@@ -63,13 +60,12 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
-    spaces = SURFACES.get(type(supports[0]), _NUMBERS), SURFACES.get(type(supports[1]), _NUMBERS)
-    if spaces[0] != spaces[1]:
+    if space_p != space_q:
         raise invalid_value(
             call,
             "p, q",
             wanted="densities over the same space",
-            got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
+            got=f"{space_p} in {type(p).__name__} and {space_q} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )
     try:
@@ -86,12 +82,6 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
 
 def _event(d: Distribution) -> str:
     return f"{type(d).__name__} with event_shape {tuple(d.event_shape)}"
-
-
-def _is_discrete(support: Any) -> bool | None:
-    with suppress(NotImplementedError):
-        return None if support is None else support.is_discrete
-    return None
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -53,13 +52,6 @@ _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
 # The logarithms of the terms are relative to an estimate of log S, the scale. If the nodes missed the peak of the
 # terms, the scale was wrong, and it is estimated again, at most _SCALINGS times.
 _SCALINGS = 3
-
-
-def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
-    """Return "summation" or "quadrature" for two densities, or None if neither can compute the divergence."""
-    if p.integer != q.integer or getattr(kind, "alpha", 0) == math.inf:
-        return None
-    return "summation" if p.integer else "quadrature"
 
 
 class _Pair(NamedTuple):

@@ -199,8 +199,13 @@ def integrate_kl(
         judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels
 
         def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
-            *columns, mass_errors = parts[0].columns
-            totals, is_whole = _totals(KLColumns(*columns), same_ends)
+            columns, mass_errors = KLColumns(*parts[0].columns[:-1]), parts[0].columns[-1]
+            beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q outside the panels
+            is_whole = same_ends & (beyond < 1e-11)
+            totals = columns.totals(is_whole)
+            totals = totals._replace(
+                rounding=totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
+            )
             judged[:] = [(totals, is_whole)]
             has_mass = mass_errors.sum(-1) <= MASS_ERROR
             enough = totals.are_enough(target, SAFETY) & has_mass | ~totals.value.isfinite()
@@ -265,18 +270,6 @@ def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
             end, other = (infinite if x is None else x for x in ends)
             same = same & (end == other)
     return same.squeeze(-1)
-
-
-def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
-    """Return the sums over all panels, and a mask `is_whole` of the batch elements whose panels contain all mass of Q.
-
-    Where `is_whole` is true, the summed terms are p log(p / q) - p + q.
-    """
-    beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q outside the panels
-    is_whole = same_ends & (beyond < 1e-11)
-    totals = columns.totals(is_whole)
-    rounding = totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
-    return totals._replace(rounding=rounding), is_whole
 
 
 def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Places, Tensor]:
