@@ -80,10 +80,7 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
 
 
 def _data(target: Any) -> Samples | None:
-    """Return weighted points for a target: its draws or quadrature nodes of its density.
-
-    The result is None if the target has neither draws nor a density of one number.
-    """
+    """Return weighted points, a target's draws or quadrature nodes; None without draws or a density of one number."""
     if isinstance(target, Samples):
         return target
     if not isinstance(target, Distribution) or target.event_shape or target.batch_shape:

@@ -86,10 +86,7 @@ def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: Fit
 def as_answer(
     distribution: Any, q: Any, before: Estimate, after: Estimate, minimum: Minimum, shape: torch.Size
 ) -> MethodAnswer:
-    """Return a minimum as a `MethodAnswer`.
-
-    The answer counts as converged if the minimization converged and the error of the value `after` is small.
-    """
+    """Return a minimum as a `MethodAnswer`, converged only if the error of the value `after` is small too."""
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
     )

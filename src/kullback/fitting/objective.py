@@ -65,10 +65,7 @@ class Objective(ABC):
             raise
 
     def try_measure(self, q: Distribution) -> Estimate:
-        """Return the value even if its error exceeds the tolerance; a value with an error above 1 % becomes infinite.
-
-        The error is relative to 1 + |value|.
-        """
+        """Return the value even if its error exceeds the tolerance; infinity if it exceeds 1 % of 1 + |value|."""
         try:
             return self.measure(q)
         except ConvergenceError as short:

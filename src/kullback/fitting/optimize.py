@@ -72,14 +72,8 @@ def lower_of(first: Minimum, other: Minimum, tol: float) -> Minimum:
     steps = max(len(first.history), len(other.history))
     padded = [[*x.history, *[x.history[-1]] * (steps - len(x.history))] for x in (first, other)]
     history = [torch.where(better, y, x) for x, y in zip(*padded, strict=True)]
-    u, gradient = (
-        torch.where(better[:, None], y, x) for x, y in ((first.u, other.u), (first.gradient, other.gradient))
-    )
-    value, above, converged, iterations = (
-        torch.where(better, getattr(other, name), getattr(first, name))
-        for name in ("value", "above", "converged", "iterations")
-    )
-    return Minimum(u, value, gradient, above, converged, iterations, history)
+    both = zip(first[:-1], other[:-1], strict=True)
+    return Minimum(*(torch.where(better[:, None] if x.ndim > 1 else better, y, x) for x, y in both), history)
 
 
 def minimize(

@@ -99,10 +99,7 @@ _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
 def other_starts(problem: FitProblem) -> Iterator[Tensor]:
-    """Yield a start, in unconstrained parameters, for each component of a mixture, in the order of decreasing weight.
-
-    For a target that is not a mixture, there are no additional starts.
-    """
+    """Yield a start, in unconstrained parameters, for each component of a mixture target, by falling weight."""
     target, family = problem.target, problem.family
     if not isinstance(target, MixtureSameFamily):
         return
@@ -120,10 +117,7 @@ def other_starts(problem: FitProblem) -> Iterator[Tensor]:
 
 
 def _own(components: Distribution, k: int, family: Family) -> Values | None:
-    """Return the parameters of component k as parameters of q; None if their names or shapes differ.
-
-    The class of the component must be the class of q.
-    """
+    """Return the parameters of component k, of q's class, as parameters of q; None if names or shapes differ."""
     leaves, axis = read_family(components, frozenset()).free, len(components.batch_shape) - 1
     values: dict[str, Tensor] = {}
     for name, leaf in family.free.items():
@@ -153,10 +147,7 @@ def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
 
 
 def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int) -> Distribution:
-    """Return a normal distribution with the mean and standard deviation (or covariance matrix) of component k.
-
-    `moments` is the result of `_moments`; None if the components are multivariate normal.
-    """
+    """Return a normal distribution with the mean and spread of component k; `moments` is None for normal vectors."""
     if moments is None:
         return MultivariateNormal(
             components.loc[..., k, :], scale_tril=components.scale_tril[..., k, :, :], validate_args=False

@@ -258,10 +258,7 @@ def target_of(d: Distribution) -> MeanTarget | None:
 
 
 def nodes_of(density: Density) -> tuple[Tensor, Tensor]:
-    """Return quadrature nodes and weights, both of shape (nodes,), for means of smooth functions under one density.
-
-    The weights have the sum 1.
-    """
+    """Return quadrature nodes and weights of sum 1, shape (nodes,), for means of smooth functions under one density."""
     nodes: list[Tensor] = []
     _integrated(density.mapped(lambda x: x.reshape(1)), lambda at: at.x, torch.Size(), [], False, nodes)
     x, weights = nodes[0].reshape(-1), nodes[1].reshape(-1)
@@ -332,10 +329,7 @@ def _integrated(
 
 
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
-    """Return a mask of the batch elements whose integrand is not negligible at the outermost points.
-
-    `log_p` is the log-density at the points, and `f` the statistic.
-    """
+    """Return a mask of the elements whose integrand, e^log_p times `f`, is not negligible at the outermost points."""
     log_f = log_p + torch.log(f.abs())
     log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
     outermost = log_p < _FAR_OUT

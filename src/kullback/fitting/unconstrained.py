@@ -133,10 +133,7 @@ class Family:
 
 
 def bijection_to(constraint: Any) -> Any:
-    """Return torch's bijection from real numbers to the range of a constraint.
-
-    If no bijection is registered for the constraint, return the transform that `transform_to` gives.
-    """
+    """Return torch's bijection from real numbers to a range, or else the transform of `transform_to`."""
     try:
         return biject_to(constraint)
     except NotImplementedError:

@@ -245,10 +245,7 @@ def _check_derivatives(kind: Divergence) -> None:
 
 
 def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
-    """Return the measured growth of `terms(d)` as |d| grows, for d with the sign `sign`.
-
-    `terms` is a function of d = log(p / q) that returns term / max(p, q).
-    """
+    """Return the measured growth of `terms(d)`, term / max(p, q) at d = log(p / q), for a growing d of this sign."""
     for reach in _REACHES:
         d = sign * torch.tensor([reach / 4, reach / 2, reach], dtype=torch.float64, device="cpu")
         first, second, third = terms(d).tolist()

@@ -147,10 +147,7 @@ class OwnTerms(OfRatio):
 
 
 def with_limits(kind: Divergence) -> Divergence:
-    """Return a divergence that satisfies f'(1) = 0 and whose terms are not NaN where a mass is 0.
-
-    The result is `kind` if `kind` meets these conditions, and `OwnTerms(kind)` if not.
-    """
+    """Return `kind`, or `OwnTerms(kind)` unless f'(1) = 0 and no term is NaN where a mass is 0."""
     return kind if is_normalized(kind) else OwnTerms(kind)
 
 

@@ -109,10 +109,7 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
 
 
 def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-    """Return the number of standard normal numbers for a draw, and a function that makes draws from such numbers.
-
-    The result is None if P is not a normal distribution with torch's own methods.
-    """
+    """Return how many normal numbers a draw takes and a function from them to draws; None unless P is normal."""
     size = p.event_shape.numel()
     normal = p
     while isinstance(normal, Independent):
@@ -145,10 +142,7 @@ def _shaped(z: Tensor, p: Distribution, like: Tensor) -> Tensor:
 
 
 def _normal_numbers(count: int, size: int) -> Tensor | None:
-    """Return quasi-random standard normal numbers of shape (draws, size), or None if a Sobol sequence cannot be used.
-
-    The reason may be too few draws, or a size above the largest dimension of torch's Sobol sequences.
-    """
+    """Return quasi-random normal numbers, shape (draws, size); None for too few draws or too many Sobol dimensions."""
     length = count // SEQUENCES
     if length < _LEAST or size > SobolEngine.MAXDIM:
         return None

@@ -235,10 +235,7 @@ class StableDistribution(ScipyDensity):
 
 
 class StableDensity(BlackBoxDensity):
-    """The density of a stable distribution, with the tails u^-alpha of the mass beyond u.
-
-    From e^15 interquartile ranges on, the density is continued as a power of the distance.
-    """
+    """The density of a stable distribution, with tails u^-alpha, continued as a power from e^15 quartile ranges on."""
 
     reaches: ClassVar[tuple[float, float]] = (15.0, 15.0)
 
@@ -350,10 +347,7 @@ def _discrete(frozen: Any) -> Distribution | None:
 def _listed(
     low: Tensor, high: Tensor, log_pmf: Callable[[Any], Any], shape: torch.Size = _ONE
 ) -> Distribution | None:
-    """Return a distribution on the integers low, ..., high from its log-probabilities.
-
-    The result is None for a million integers or more, or if the probabilities do not sum to 1.
-    """
+    """Return a distribution on the integers low, ..., high; None for a million of them, or a sum other than 1."""
     if not bool((high - low < _MOST_OUTCOMES).all()):
         return None
     steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")

@@ -85,10 +85,7 @@ def _event(d: Distribution) -> str:
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:
-    """Return whether KL is +inf for all parameters of two families, because of the supports or the tails.
-
-    Only properties of the tails that do not depend on parameters are used.
-    """
+    """Return whether KL is +inf for all parameters of two families, by supports or by tails without parameters."""
     if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
         return False
     tails = _constant_tails(p), _constant_tails(q)
@@ -126,10 +123,7 @@ def _constant_tails(family: Family) -> tuple[Tail, Tail]:
 
 
 def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
-    """Return whether P's support extends beyond an end of Q's support, for all parameters.
-
-    An end that is given as the name of a parameter counts as finite.
-    """
+    """Return whether P's support always extends beyond an end of Q's; an end that is a parameter counts as finite."""
     if not isinstance(end_p, float) or end_q is None:
         return False
     if isinstance(end_q, str):
@@ -194,10 +188,7 @@ def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Ten
 
 
 def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
-    """Return a mask of the elements where P's support overlaps a gap between the intervals of Q's support.
-
-    The result is None if Q's support is a single interval.
-    """
+    """Return a mask of the elements where P's support overlaps a gap in Q's support, or None if Q's is one interval."""
     pieces = q.pieces()
     if pieces is None or p.integer:
         return None
@@ -211,10 +202,7 @@ def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
-    """Return a mask of the elements where P's support extends beyond the end of Q's support.
-
-    An end that is None is infinite. If Q's end is infinite, the result is None.
-    """
+    """Return a mask of the elements where P's support exceeds Q's end; an end that is None is infinite."""
     if end_q is None:
         return None
     if end_p is None:
@@ -223,10 +211,7 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
 
 
 def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges at this end.
-
-    `tail` is P's tail, and `other` is Q's tail. The result is None if there are no such elements.
-    """
+    """Return a mask of the elements where both supports share the end and E_P[-log q] diverges there, or None."""
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     if end_p is end_q is None:
@@ -281,10 +266,7 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
-    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf.
-
-    The result is None if there are no such elements.
-    """
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf, or None."""
     if 0 <= alpha <= 1:
         return None
     if alpha < 0:
@@ -310,9 +292,8 @@ def _power_diverges_at(
     if end_p is None:
         return diverges
     inside = end_p.isfinite() if same_end is None else end_p.isfinite() & ~same_end
-    return _any(
-        diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor)
-    )  # inside of its support, q is finite, like a tail of power 1
+    # Inside of its support, q is finite, like a tail of power 1.
+    return _any(diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor))
 
 
 def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> Tensor:
@@ -332,10 +313,7 @@ def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> 
 
 
 def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
-    """Return the limit of the sign of (alpha - 1) log Q(x) - alpha log P(x); 0 if it is unknown.
-
-    P(x) and Q(x) are the masses beyond x, described by `tail` and `other`.
-    """
+    """Return the limit of the sign of (alpha - 1) log Q(x) - alpha log P(x) for masses beyond x; 0 if it is unknown."""
     level, power, coefficient, level_q, power_q, coefficient_q = (
         tensor_of(x, torch.float64) for x in (*tail, *other)
     )
@@ -348,10 +326,7 @@ def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
 
 
 def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
-    """Return a mask of the elements where a divergence is certainly finite.
-
-    The mask is false unless the terms grow as powers of p / q.
-    """
+    """Return a mask of the elements where a divergence whose terms grow as powers of p / q is certainly finite."""
     result = torch.tensor(p.is_splittable() and q.is_splittable(), device="cpu")
     for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
         if end.limit < math.inf:

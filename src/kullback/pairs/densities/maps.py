@@ -327,10 +327,7 @@ def same_maps(a: Any, b: Any) -> bool:
 
 
 def _are_known_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal, or False if Python cannot read the values.
-
-    In a graph that torch.compile must not break, only the values of constants can be read.
-    """
+    """Return whether two tensors are equal, or False if a graph, or a transform, hides the values."""
     if not torch.compiler.is_compiling():
         return can_inspect_all((a, b)) and are_equal(a, b)
     if not is_whole_graph():
@@ -341,10 +338,7 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_compared_by_attributes(a: object) -> bool:
-    """Return whether to compare `a` by its attributes instead of __eq__.
-
-    Some classes define no __eq__ by value, and torch.compile cannot trace the __eq__ of torch's transforms.
-    """
+    """Return whether to compare attributes: __eq__ may be by identity, and torch.compile cannot trace torch's."""
     if isinstance(a, Distribution):
         return True
     if not (isinstance(a, Transform) and is_of_torch(type(a))):

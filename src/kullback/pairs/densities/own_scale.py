@@ -98,10 +98,7 @@ def is_far_and_narrow(d: Density) -> Tensor | None:
 
 
 def _far_components(d: Density) -> Tensor | None:
-    """Return a mask, of shape (..., components), of the components with a large |loc| / scale.
-
-    The result is None if the components have no location and scale.
-    """
+    """Return a mask, shape (..., components), of components with a large |loc| / scale; None without loc and scale."""
     own = _components(d)
     if own is None:
         return None
@@ -114,10 +111,7 @@ def _far_components(d: Density) -> Tensor | None:
 
 
 def _components(d: Density) -> tuple[Tensor, Tensor] | None:
-    """Return the locations and the scales of a density's components, both of shape (..., components).
-
-    The result is None if the components have no location and scale.
-    """
+    """Return the locations and scales of a density's components, shape (..., components); None without them."""
     is_mixture = isinstance(d, MixtureDensity)
     own = _location_and_scale(d.part if is_mixture else d)
     if own is None:

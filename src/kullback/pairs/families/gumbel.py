@@ -81,10 +81,7 @@ def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor
 
 
 def _lgamma_beyond_two(z: Tensor) -> Tensor:
-    """Return lgamma(2 + z), to full precision near its zero at z = 0.
-
-    Near 0 the result is the Taylor series with the coefficients (-1)^k (zeta(k) - 1) / k.
-    """
+    """Return lgamma(2 + z), near 0 by its Taylor series with the coefficients (-1)^k (zeta(k) - 1) / k."""
     series = (
         1 - EULER_GAMMA,
         0.32246703342411321824,
@@ -99,10 +96,7 @@ def _lgamma_beyond_two(z: Tensor) -> Tensor:
 
 @closed_form(Gumbel, Normal, native=ElementForm.GUMBEL_NORMAL)
 def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
-    """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2, with t = (E_P x - m) / s_q.
-
-    Here m is Q's location, r = s_p / s_q, s_p and s_q are the scales, and gamma is Euler's constant.
-    """
+    """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2; r = s_p / s_q, t = (E_P x - m_q) / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q + EULER_GAMMA * ratio
@@ -147,10 +141,7 @@ def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_de
 
 
 def _cdf(d: Gumbel) -> list[Transform]:
-    """Return the elementary steps of the distribution function e^-e^-z with z = (x - loc) / scale.
-
-    Torch's own steps start from a Uniform with rounded ends, so they are not used.
-    """
+    """Return the steps of e^-e^-z, z = (x - loc) / scale; torch's own steps start from a Uniform with rounded ends."""
     z = [shift(-exact(d.loc)), scaling(-1 / exact(d.scale))]
     return [*z, ExpTransform(), scaling(-1.0), ExpTransform()]
 

@@ -72,10 +72,7 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval, or arbitrary ends from `least` to `most` if P's interval exceeds these bounds.
-
-    In the latter case KL is infinite.
-    """
+    """Return the ends of P's interval, or arbitrary ends where it exceeds `least` or `most`, so that KL is infinite."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
@@ -107,10 +104,7 @@ def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL)
 def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + (E X - m)^2) / (2 s^2) for X ~ P and Q = Normal(m, s).
-
-    Here w is the width of P's interval.
-    """
+    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + (E X - m)^2) / (2 s^2), w = high - low and Q = Normal(m, s)."""
     return _from_uniform_to_normal(p, upcast(q.loc), upcast(q.scale))
 
 

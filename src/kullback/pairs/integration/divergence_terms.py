@@ -121,10 +121,7 @@ class DivergenceTerms(NamedTuple):
         return self.kind if isinstance(self.kind, BuiltIn | OfRatio) else OwnTerms(self.kind)
 
     def _whole(self) -> Divergence:
-        """Return the kind that computes the divergence and its derivatives.
-
-        If `kind` is additive, this is `_additive()`; otherwise `kind` itself.
-        """
+        """Return the kind that computes the divergence: `_additive()`, or `kind` itself if it is not additive."""
         return self._additive() if self.kind.additive else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:

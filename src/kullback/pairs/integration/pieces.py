@@ -292,10 +292,7 @@ def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, 
 
 
 def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
-    """Return the points v between `lower` and `upper` where log p - log q crosses `level`.
-
-    The difference crosses the level upwards where `rises` is true, and downwards elsewhere.
-    """
+    """Return v between `lower` and `upper` where log p - log q crosses `level`, upwards where `rises` is true."""
 
     def is_left(v: Tensor) -> Tensor:
         at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
@@ -387,10 +384,7 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
 
 
 def either_matters(log_size: Tensor, either: Tensor) -> Tensor:
-    """Return a mask of the points where the terms, or the densities of P or Q, are not negligible.
-
-    `log_size` is the logarithm of the terms' size, and `either` is the logarithm of the larger density.
-    """
+    """Return a mask of the points where the terms, or `either`, the larger log-density, are not negligible."""
     return matters(log_size) | (either > -NEGLIGIBLE)
 
 

@@ -80,10 +80,7 @@ class SlowTail(NamedTuple):
         return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)
 
     def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the integral over the tail beyond _FARTHEST, with its gradient, and the error of this integral.
-
-        Both results are 0 for batch elements without a slow tail or with an infinite divergence.
-        """
+        """Return the integral beyond _FARTHEST, with its gradient, and its error; both are 0 without a slow tail."""
         margin = tail_margins(p, q)[0 if self.side < 0 else 1]
         is_slow = self.is_slow & is_finite.unsqueeze(-1)
         if margin is None:

@@ -156,10 +156,7 @@ def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
 
 
 def _rate(kind: Divergence, sign: int) -> float:
-    """Return r if the derivative for the smaller of two masses grows as (larger mass / smaller mass)^r; else 0.
-
-    The smaller mass is Q's if `sign` is 1, and P's if `sign` is -1.
-    """
+    """Return r if the derivative for the smaller mass, Q's for `sign` 1, grows as (larger / smaller mass)^r; else 0."""
     d = sign * torch.tensor([_NEARER, _FARTHER], dtype=torch.float64, device="cpu")
     logs = d.clamp(max=0), -d.clamp(min=0)
     smaller = 1 if sign > 0 else 0

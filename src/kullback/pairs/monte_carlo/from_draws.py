@@ -207,10 +207,7 @@ def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
 
 
 def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
-    """Return d = log p - log q at draws of P, with the score-function gradient by P's parameters added.
-
-    The value of d does not change. `log_p` is log p with a gradient.
-    """
+    """Return d = log p - log q at draws of P, with the score-function gradient of `log_p` added to its own."""
     fixed = d.detach()
     fixed = torch.where(fixed.isinf(), 0, fixed)
     others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
@@ -320,10 +317,7 @@ def _other(
 
 
 def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
-    """Return the weighted mean of x over the components of a mixture P, or x itself if P is not a mixture.
-
-    If `in_logs`, the result is the logarithm of the weighted mean of e^x.
-    """
+    """Return the mean of x, or log mean e^x if `in_logs`, over the components of a mixture P; else x itself."""
     if at.weights is None:
         return x
     weights = at.weights.detach()
@@ -333,10 +327,7 @@ def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
 
 
 def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return the average of the means of both halves, and its standard error.
-
-    If a term is infinite, the average is +inf, and the standard error is 0.
-    """
+    """Return the average of the means of both halves, and its standard error; +inf and 0 where a term is infinite."""
     infinite = torch.stack([x.isinf().any(0) for x, _ in halves]).any(0)
     numbers = [(torch.where(infinite, 0, x), sequences) for x, sequences in halves]
     value = sum((x.mean(0) for x, _ in numbers), torch.zeros_like(infinite, dtype=torch.float64)) / 2
