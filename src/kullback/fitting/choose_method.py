@@ -297,8 +297,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     """Return the answer of the first method that is available for the problem.
 
-    `is_nearest` is the second result of `start_of`. The argument is None if `start_of` was not called, or if parameters
-    are fixed, because the formula in `start_of` ignores fixed parameters.
+    `is_nearest` is the second result of `start_of`; None without a call, or with fixed parameters, which it ignores.
     """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)
@@ -364,9 +363,8 @@ def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> Me
 def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) -> tuple[Estimate, Estimate]:
     """Return the value at the start, and the value at `distribution`, the nearest member of the family.
 
-    For distributions of numbers, one integral over a batch of both members gives both values, in half the time of two
-    integrals. Categorical distributions are not batched, because their probabilities would be normalized again in
-    another dtype. Pairs with a rule of a user are not batched, because this rule may not support batches.
+    One integral over a batch of both takes half the time of two. Classes, which would be normalized again in another
+    dtype, and pairs with a rule of a user, which may not support batches, are not batched.
     """
     q, family, objective, target = problem.q, problem.family, problem.objective, problem.target
     is_integral = isinstance(target, Distribution) and not (q.event_shape or is_categorical(q))

@@ -104,11 +104,7 @@ def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
 def _maximized(
     q: MixtureSameFamily, data: Samples, weights: Tensor, family: Family
 ) -> dict[str, Tensor] | None:
-    """Return the free parameters that maximize, for each component, the weighted likelihood of the draws.
-
-    `weights` are the weights of the draws for each component, shape (n, components). The result is None if no closed
-    form exists.
-    """
+    """Return the likeliest free parameters for `weights`, shape (n, components); None without a formula."""
     part: Any = q.component_distribution
     fixed = frozenset(name.rpartition(".")[2] for name in family.constant)
     x = upcast(data.tensor)

@@ -100,11 +100,7 @@ def as_answer(
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function of u that returns the values of `function` and the gradients of the values.
-
-    u has shape (elements, parameters), and the value of an element depends only on its row of u. The values have shape
-    (elements,), and the gradients have the shape of u.
-    """
+    """Return a function of u that returns `function`'s value for each row of u, and the gradients, in u's shape."""
 
     def both(u: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

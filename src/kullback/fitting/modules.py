@@ -90,8 +90,7 @@ def _summed(estimate: Any) -> Any:
 def _limited_memory(values: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
     """Return the minimum over many parameters by torch's L-BFGS.
 
-    The gradient g alone decides convergence. The number g' g / 2 replaces g' H^-1 g / 2, the estimate of the difference
-    between the value and the minimum.
+    The gradient g alone decides convergence: g' g / 2 estimates the difference between the value and the minimum.
     """
     function, u = value_and_gradient(values), start.clone()
     optimizer = torch.optim.LBFGS(

@@ -123,10 +123,9 @@ def _descended(
     history: list[Tensor],
     update: Callable[[int, int | None], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take quasi-Newton steps from u, append the values to `history`, and return the final points.
+    """Take at most `steps` quasi-Newton steps from u, of value f and gradient g, and append the values to `history`.
 
-    `f` and `g` are the values and the gradients at u, and `steps` is the largest number of steps. The result has the
-    final points, values and gradients, estimates of the differences to the minima, and the numbers of steps.
+    The results are the final points, values and gradients, estimates above the minima, and the numbers of steps.
     """
     elements, size = u.shape
     identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
@@ -174,11 +173,9 @@ def _line_search(
     t: Tensor,
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return step lengths that meet the weak Wolfe conditions, and the values and gradients after these steps.
+    """Return step lengths that meet the weak Wolfe conditions, or 0, and the values and gradients after these steps.
 
-    The length is 0 if no step along `direction` lowers the value. `f` and `g` are the values and the gradients at u,
-    and `derivative` is the directional derivative at u. `t` is the first length to try, and `active` is a mask of the
-    elements that take a step.
+    `derivative` is the directional derivative at u, `t` the first length, and `active` masks the elements that step.
     """
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g

@@ -57,8 +57,7 @@ def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
 def _standard(family: Any, to: Any) -> Distribution:
     """Return the standard member of a class, in the batch shape of `to`.
 
-    A parameter has the value that the family's record in `FAMILIES` declares as its start. Without such a value, a
-    positive parameter is 1, a parameter between 0 and 1 is 1/2, and any other parameter is 0.
+    Without a start in the family's record, a positive parameter is 1, one between 0 and 1 is 1/2, and others are 0.
     """
     accepted = inspect.signature(family.__init__).parameters
     ranges: Any = family.arg_constraints if isinstance(family.arg_constraints, dict) else {}
@@ -131,11 +130,7 @@ def _own(components: Distribution, k: int, family: Family) -> Values | None:
 
 
 def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
-    """Return the means and standard deviations of the components.
-
-    Without finite moments, return the mean and standard deviation of normal distributions with the quartiles of draws
-    from the components.
-    """
+    """Return the means and deviations of the components; if infinite, those of normals with the quartiles of draws."""
     with suppress(NotImplementedError):
         mean, scale = components.mean, components.variance.sqrt()
         if bool((mean + scale).isfinite().all()):
@@ -161,8 +156,7 @@ def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int)
 def _values(problem: FitProblem, near: Any) -> Values | None:
     """Return the parameters of the member of q's family with the smallest KL(near || q).
 
-    Without a formula for this member, return q's parameters, but with the mean of `near` as loc and the standard
-    deviation of `near` as scale. If q has no free loc, or the shapes differ, return None.
+    Without a formula, `near` gives the loc and the scale. If q has no free loc, or the shapes differ, return None.
     """
     q, family, fixed = problem.q, problem.family, problem.fixed
     try:

@@ -92,11 +92,7 @@ class DensityTarget(ContinuousTarget):
         return about + self.mean_of(lambda at, about: at.x - about, about)
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation.
-
-        One integral gives both moments, unless cancellation in the variance requires a second integral. The result is
-        None for an empty batch.
-        """
+        """Return the mean and the deviation, from one integral unless digits cancel; None for an empty batch."""
         if not self.shape.numel():
             return None
         about = self._center()
@@ -236,11 +232,7 @@ class MixedTarget(ContinuousTarget):
 
 
 def target_of(d: Distribution) -> MeanTarget | None:
-    """Return a distribution of numbers, or of vectors of independent numbers, as a target.
-
-    A mixture of distributions of vectors of independent numbers is also accepted. For other distributions, the result
-    is None.
-    """
+    """Return numbers, vectors of independent numbers or mixtures of such vectors as a target, or None for others."""
     if isinstance(d, Independent) and not overrides_density(d):
         return target_of(d.base_dist)
     if isinstance(d, MixtureSameFamily) and d.event_shape and not overrides_density(d):

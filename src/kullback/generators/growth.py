@@ -166,11 +166,7 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return `_Reading.multiples`, which are the slope f'(1), a and b.
-
-    The two results of `kind.derivatives` add up to the terms plus a p + b q. This equation at two values of log(p / q)
-    gives a and b. The slope is the first result at p = q = 1, minus a.
-    """
+    """Return `_Reading.multiples`; the two derivatives sum to the terms plus a p + b q, which gives a and b."""
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)
     excess = torch.linalg.solve(torch.stack(pair[:2], -1)[1:], (by_p + by_q - kind.terms(pair))[1:])
@@ -215,8 +211,7 @@ def _check_total(kind: Divergence) -> None:
 def _check_derivatives(kind: Divergence) -> None:
     """Raise if the derivatives of a user's divergence disagree with difference quotients of its terms.
 
-    A derivative may differ from its difference quotient by a constant times p or times q, because the normalization of
-    P and Q removes such a difference.
+    A constant times p or times q may differ, because the normalization of P and Q removes it.
     """
     d = torch.tensor(_CHECKED, dtype=torch.float64, device="cpu")
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)

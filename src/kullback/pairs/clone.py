@@ -51,11 +51,7 @@ def with_tensors(thing: Any, change: Change, copies: dict[int, Any] | None = Non
 
 
 def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribution:
-    """Return `d`, or a copy with parameters that autograd can save; raise for other tensors.
-
-    A parameter must be dense and real, and must have values. In the copy, shapes that were tuples or lists are of type
-    `torch.Size`.
-    """
+    """Return `d`, or a copy with shapes of type `torch.Size` and dense parameters; raise unless they are real."""
     if have_ordinary_tensors(d):
         return d
     d = with_torch_sizes(d)

@@ -449,10 +449,9 @@ WIDE_RATIO = 1e150
 def renyi_form(
     *families: type, error: Callable[..., Tensor] | None = None
 ) -> Callable[[RenyiRule], RenyiRule]:
-    """Register a formula for P and Q in any of these families: a function of P, Q, the order and 1 minus the order.
+    """Register a formula, or None, of P and Q in any of these families, the order and 1 minus the order.
 
-    The formula may return None. `error` is a function of P, Q and the value, and bounds the rounding error. If `error`
-    is None, the common bound `_RENYI_ROUNDING` is used.
+    `error` is a function of P, Q and the value that bounds the rounding error, by default `_RENYI_ROUNDING`.
     """
 
     def enter(rule: RenyiRule) -> RenyiRule:

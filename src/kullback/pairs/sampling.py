@@ -88,10 +88,9 @@ _HALF_STEP = 2.0**-31
 
 
 def quasi_draws(p: Distribution, count: int) -> Tensor | None:
-    """Return at most `count` draws of shape (draws, ..., event), or None if P has no quasi-random draws.
+    """Return at most `count` differentiable draws of shape (draws, ..., event), or None without quasi-random draws.
 
-    Draw i belongs to sequence i % SEQUENCES. All batch elements use the same normal numbers. The draws are
-    differentiable with respect to P's parameters.
+    Draw i belongs to sequence i % SEQUENCES. All batch elements use the same normal numbers.
     """
     if any(overrides(p, method) for method in ("log_prob", "sample", "rsample")):
         return None

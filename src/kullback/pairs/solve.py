@@ -546,10 +546,9 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 
 
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
-    """Return a sum or an integral if its error is small enough, otherwise the result of another computation.
+    """Return a sum or an integral if its error is small enough; else 0 for P = Q.
 
-    If P = Q, the other computation returns 0. If P and Q differ, the other computation is the divergence after undoing
-    the last transforms of P and Q. If there are no such transforms, an error is raised.
+    Otherwise return the divergence after undoing the last transforms, or raise if there are none.
     """
     error = cast("Tensor", result.error)
     # A NaN parameter makes both the value and the error NaN.

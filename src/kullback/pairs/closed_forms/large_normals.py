@@ -68,8 +68,7 @@ _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Full(NamedTuple):
     """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. If `is_exact`, the user
-    passed L.
+    `diagonal` is that matrix's diagonal, or None if it is unknown. If `is_exact`, the user passed L.
     """
 
     mean: Tensor
@@ -283,11 +282,9 @@ def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
 
 
 def _sides(p: Distribution, q: Distribution) -> _Sides | None:
-    """Return the parameters of two normal distributions of many dimensions, at least one with a full covariance.
+    """Return the parameters of two normals of many dimensions, at least one with a full covariance, or None.
 
-    If both were made from precision matrices, and torch's Cholesky factors are not in float64, the precision matrices
-    of Q and of P are returned, in this order. The formula of KL in these two matrices is the same as in the two
-    covariances (see `factors_of`). For any other pair, the result is None.
+    Two float32 precision matrices are returned in exchanged order, in which KL has the formula of covariances.
     """
     if p.event_shape != q.event_shape or len(p.event_shape) != 1 or p.event_shape[0] < LARGE_MATRIX:
         return None
@@ -349,9 +346,7 @@ def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
 def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
     """Return the float64 Cholesky factor of a matrix or of its inverse, with the unexpanded batch shape of `own`.
 
-    The factor is stored for the next call, because its computation takes longer than the rest of the divergence. If
-    torch must record the computation, the factor is not stored. This is the case under a transform such as forward-mode
-    differentiation, and for an inverse whose gradient is needed.
+    The factor costs more than the rest, so it is stored for the next call, unless torch must record its computation.
     """
     needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
     if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):

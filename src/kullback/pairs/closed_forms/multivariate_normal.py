@@ -119,10 +119,9 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
 
 
 def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
-    """Return KL from the parameters of P, followed by the parameters of Q.
+    """Return KL from the parameters of P and then of Q: a mean, W and D, or on at most one side a mean and a factor L.
 
-    The parameters of a low-rank covariance are the mean, W and D. At most one side has a full covariance, with the
-    mean and the Cholesky factor. W W^T + D is computed as a matrix only if that saves work.
+    W W^T + D is computed as a matrix only if that saves work.
     """
     # If the third of five parameters is Q's mean, only two parameters belong to P. Q's mean has one dimension less than
     # Q's W.

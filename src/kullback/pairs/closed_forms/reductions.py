@@ -83,11 +83,7 @@ def fused_kl_of_bases(p: Any, q: Any) -> Tensor | None:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return KL of the variables before the last transforms of P and Q that are equal and bijective.
-
-    Such transforms do not change KL. Transforms with equal values do not count as equal if their parameters are
-    different tensors that require gradients.
-    """
+    """Return KL before the last transforms that are equal, bijective and share all tensors that require gradients."""
     if same_maps(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
         if not move_apart(p.transforms, q.transforms):
             return kl(p.base_dist, q.base_dist)

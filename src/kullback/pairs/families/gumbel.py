@@ -68,8 +68,7 @@ def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
 def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor:
     """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r for t = `shift` and r = `scale_p` / `scale_q`.
 
-    Here gamma is Euler's constant. The result is computed as (e^d - 1 - d) + B, with d = t + lgamma(1 + r) and the
-    Bregman divergence B of lgamma from 1 to r.
+    This is (e^d - 1 - d) + B, with d = t + lgamma(1 + r) and the Bregman divergence B of lgamma from 1 to r.
     """
     ratio, more = (x.clamp(max=1e308) for x in (scale_p / scale_q, (scale_p - scale_q) / scale_q))
     small = ratio < 0.5  # for a small r, 1 / r may overflow
@@ -106,10 +105,9 @@ def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
 
 @closed_form(Gumbel, Laplace)
 def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
-    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q and c = (m_q - m_p) / s_p.
+    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q, c = (m_q - m_p) / s_p and a standard Gumbel t.
 
-    Here m_p and m_q are the locations, s_p and s_q are the scales, gamma is Euler's constant, and t is a standard
-    Gumbel variable. With y = e^-c, E max(c - t, 0) is E1(y) = Ein(y) - log y - gamma. Hence
+    With y = e^-c, E max(c - t, 0) is E1(y) = Ein(y) - log y - gamma. Hence
     E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y).
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -127,14 +125,9 @@ def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
 
 
 def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
-    """Return KL(P || Gumbel(loc, scale)) for a positive X ~ P.
+    """Return KL(P || Gumbel(loc, scale)) for a positive X ~ P with the moments `p` of log X.
 
-    Arguments:
-        p: the moments of log X.
-        loc: the location of Q.
-        scale: the scale of Q.
-        mean: E X / scale.
-        log_decay: log E e^(-X / scale).
+    `mean` is E X / scale, and `log_decay` is log E e^(-X / scale).
     """
     start = within_floats(loc / scale)
     return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy

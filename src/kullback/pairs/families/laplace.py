@@ -52,8 +52,7 @@ class LaplaceDensity(LocationScaleDensity):
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y = |m_p - m_q| / s_p.
 
-    Here m_p and m_q are the locations of P and Q, and s_p and s_q are the scales. For y > 2, the code omits the
-    summands r and -r, because rounding would leave a difference between their derivatives.
+    For y > 2, r and -r are omitted, because rounding would leave a difference between their derivatives.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     shift = upcast(p.loc) - upcast(q.loc)

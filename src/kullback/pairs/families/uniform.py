@@ -137,10 +137,9 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
 
 @closed_form(Uniform, Gumbel, native=ElementForm.UNIFORM_GUMBEL)
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
-    """Return log(s / w) + E z + E e^-z for X ~ P and Q = Gumbel(m, s), with z = (X - m) / s.
+    """Return log(s / w) + E z + E e^-z for X ~ P of width w and Q = Gumbel(m, s), with z = (X - m) / s.
 
-    E e^-z = e^-z_low (1 - e^-y) / y with y = w / s, where w is the width of P's interval, and z_low is z at its lower
-    end.
+    E e^-z = e^-z_low (1 - e^-y) / y with y = w / s, where z_low is z at the lower end.
     """
     start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
     low, width = within_floats((start - upcast(q.loc)) / scale), (end - start) / scale

@@ -110,8 +110,7 @@ class Line(NamedTuple):
     ) -> Tensor:
         """Bound the rounding error of the integral of f over panels, from the logarithms in f and from the nodes.
 
-        `changes` has a pair for each logarithm in f: the derivative of f with respect to the logarithm, and the
-        logarithm itself.
+        `changes` has, for each logarithm in f, the derivative of f with respect to it, and the logarithm itself.
         """
         half = (upper - lower).unsqueeze(-1) / 2
         of_logs = f.abs()
@@ -300,8 +299,7 @@ def find_breaks(
 ) -> list[Break]:
     """Return the breaks of two densities that are inside the panels and depend on a parameter.
 
-    The densities and the ends of the line are differentiable with respect to their parameters; `log_densities` has no
-    derivatives. `lower` and `upper` are the edges of the panels, shape (..., panels).
+    The densities and the line are differentiable, unlike `log_densities`. The edges have shape (..., panels).
     """
     breaks: list[Break] = []
     edges = torch.cat([lower, upper], -1).detach()

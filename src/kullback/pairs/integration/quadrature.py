@@ -136,10 +136,9 @@ class _Pair(NamedTuple):
         return self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
 
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v.
+        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v, with -inf in place of NaN.
 
-        NaN becomes -inf. At extreme points where log q is -inf by overflow, log p is set to -inf, so that the integrand
-        is 0.
+        Where log q is -inf by overflow, log p is -inf too, so that the integrand is 0.
         """
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
@@ -301,8 +300,7 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
 def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tensor, upper: Tensor) -> Places:
     """Add panels near an end of P that depends on a parameter, if a breakpoint is closer to this end than all panels.
 
-    P's mass on the added panels is negligible for the value, but q on these panels determines the derivative by the
-    end.
+    P's mass there is negligible for the value, but q determines the derivative by the end.
     """
     with torch.no_grad():
         places = torch.cat(without_ladders(marks), -1)

@@ -291,8 +291,7 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
 def _drift(density: Density, x: Tensor) -> Tensor:
     """Return |x - mean| mean / variance, the derivative of the log-density at x with respect to the log of the mean.
 
-    The ratio mean / variance is clamped to 1. The ratio is larger only for a Binomial. The rounding of a Binomial's
-    mean has less effect, because the Binomial also stores the probability of failure to full precision.
+    The ratio is clamped to 1. Only a Binomial's is larger, which stores the probability of failure to full precision.
     """
     mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)

@@ -258,11 +258,7 @@ def _standard_error(x: Tensor, sequences: int) -> Tensor:
 
 
 class _Half(NamedTuple):
-    """The numbers computed from the draws of P, or from the draws of Q.
-
-    `terms` are the terms of the divergence, `changes` are zeros with the gradients of the terms, and `powers` are the
-    terms of the sum S in Renyi's divergence.
-    """
+    """The terms at the draws of P, or of Q, zeros with the gradients of these terms, and the terms of Renyi's sum S."""
 
     terms: Tensor
     changes: Tensor

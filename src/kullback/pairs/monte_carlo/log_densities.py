@@ -151,11 +151,7 @@ class _Draws(NamedTuple):
 
 
 def at_draws(call: str, p: Distribution, q: Distribution, count: int) -> AtDraws:
-    """Return the log-densities of P and Q at draws of P.
-
-    Raises:
-        NoRuleError: the rounding of the draws changes the result, or a map is not a bijection.
-    """
+    """Return the log-densities at draws of P; raise if rounding changes the result, or a map is no bijection."""
     draws = _drawn(p, count)
     at = _points(p, q, draws)
     if at is None:
@@ -382,10 +378,9 @@ def _without_digits(call: str, p: Distribution, q: Distribution, share: float, h
 
 
 def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
-    """Return a mask of the draws at which P's maps are flat: a small change of the draw does not change its image.
+    """Return a mask of the draws at which P's elementwise maps are flat: a small change does not change the image.
 
-    The maps must be elementwise; otherwise the mask is false. Raise if a flat map has a log-determinant that proves
-    that the map is not a bijection.
+    Raise if a flat map has a log-determinant that proves that the map is not a bijection.
     """
     x = draws.x.detach()
     if not draws.steps or not is_elementwise(draws.steps):

@@ -35,11 +35,10 @@ _WIDTH = 128
 
 
 def squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
-    """Return the sum of the squares below the diagonal of root^-1 left, for lower triangular matrices.
+    """Return the sum of the squares below the diagonal of root^-1 left, for lower triangles of matrices.
 
-    If `is_difference`, the sum is computed from root^-1 (left - root), which has the same entries below the diagonal
-    and is accurate for nearly equal matrices. Entries above the diagonals are not read. No transform of torch.func may
-    be active.
+    If `is_difference`, it is computed from root^-1 (left - root), which is accurate for nearly equal matrices. No
+    transform of torch.func may be active.
     """
     if torch.is_grad_enabled() and (left.requires_grad or root.requires_grad):
         return _SquaresBelow.apply(left, root, is_difference)

@@ -213,11 +213,7 @@ _LEAST, _LARGEST = 2.0**-_MILD, 2.0**_MILD
 
 
 def in_common_unit(p: Distribution, q: Distribution, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return P and Q in another unit if a parameter is extremely large or small, else P and Q unchanged.
-
-    The unit is between the smallest and the largest parameter. If `dtype` is smaller than float64, no parameter is
-    extreme, because computations are in float64.
-    """
+    """Return P and Q, in a unit between all float64 parameters if one is extremely large or small."""
     if dtype is not torch.float64 or (_is_mild(p) and _is_mild(q)):
         return p, q
     sizes = _sizes(p), _sizes(q)
