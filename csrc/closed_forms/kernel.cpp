@@ -232,37 +232,24 @@ static bool is_inside(const Block& block, const bool* constant, std::index_seque
 }
 
 // A divergence is non-negative: negative rounding errors are stored as 0.
-template <typename Real>
-static int64_t store_values(int64_t n, const double* from, Real* to) {
+template <bool are_values, typename Real>
+static int64_t store_as(int64_t n, const double* from, Real* to) {
   int64_t faults = 0;
 #pragma omp simd reduction(+ : faults)
   for (int64_t i = 0; i < n; ++i) {
-    const double x = from[i] < 0.0 ? 0.0 : from[i];
-    faults += x >= 0.0 ? 0 : 1;
+    const double x = are_values && from[i] < 0.0 ? 0.0 : from[i];
+    faults += (are_values ? x >= 0.0 : __builtin_fabs(x) <= 1e300) ? 0 : 1;
     to[i] = static_cast<Real>(x);
-  }
-  return faults;
-}
-
-template <typename Real>
-static int64_t store_derivatives(int64_t n, const double* from, Real* to) {
-  int64_t faults = 0;
-#pragma omp simd reduction(+ : faults)
-  for (int64_t i = 0; i < n; ++i) {
-    faults += __builtin_fabs(from[i]) <= 1e300 ? 0 : 1;
-    to[i] = static_cast<Real>(from[i]);
   }
   return faults;
 }
 
 // Returns the number of values that are NaN, or of derivatives that are NaN or larger than 1e300.
 static int64_t store(Dtype dtype, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
-  if (dtype == Dtype::kFloat64) {
-    double* numbers = static_cast<double*>(to) + start;
-    return are_values ? store_values<double>(n, from, numbers) : store_derivatives<double>(n, from, numbers);
-  }
-  float* numbers = static_cast<float*>(to) + start;
-  return are_values ? store_values<float>(n, from, numbers) : store_derivatives<float>(n, from, numbers);
+  const auto store_to = [&](auto* numbers) {
+    return are_values ? store_as<true>(n, from, numbers + start) : store_as<false>(n, from, numbers + start);
+  };
+  return dtype == Dtype::kFloat64 ? store_to(static_cast<double*>(to)) : store_to(static_cast<float*>(to));
 }
 
 template <class Form, bool with_derivatives>

@@ -320,12 +320,10 @@ def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)
         return df[..., None, None] * (root @ root.mT), of_df + _log_det(root)
-    if (
-        not isinstance(to, MixtureSameFamily)
-        or (of_parts := _matrix_means(to.component_distribution)) is None
-    ):
+    of_parts = _matrix_means(to.component_distribution) if isinstance(to, MixtureSameFamily) else None
+    if of_parts is None:
         return None
-    (matrices, log_dets), weights = of_parts, torch.exp(log_weights_of(to))
+    (matrices, log_dets), weights = of_parts, torch.exp(log_weights_of(cast("MixtureSameFamily", to)))
     return (weights[..., None, None] * matrices).sum(-3), (weights * log_dets).sum(-1)
 
 

@@ -69,12 +69,9 @@ def _standard(family: Any, to: Any) -> Distribution:
     ]
     names = names or [name for name in ("logits",) if name in ranges and ranges[name].event_dim == 0]
     shape = to.batch_shape if isinstance(to, Distribution) else torch.Size()
-    vector = isinstance(to, Distribution) and bool(to.event_shape)
-    if (
-        not names
-        or vector
-        or any(ranges[name].is_discrete or ranges[name].event_dim for name in names if name in ranges)
-    ):
+    is_vector = isinstance(to, Distribution) and bool(to.event_shape)
+    declared = [ranges[name] for name in names if name in ranges]
+    if not names or is_vector or any(x.is_discrete or x.event_dim for x in declared):
         raise invalid_value(
             "fit",
             "q",

@@ -241,15 +241,15 @@ def _of_inverse_gamma(d: InverseGamma) -> LogMoments:
     return GammaProduct(log_gamma_entropy(a), torch.log(rate), (Factor(a, -1.0),), exact)
 
 
-def _to_gamma(p: LogMoments, q: Gamma | InverseGamma, power: float = 1.0) -> Tensor:
+def _to_gamma(p: LogMoments, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) + a jensen_gap(1) + lgamma(a) - a log a + a - H(log X), with x = E X / mean_Q.
 
-    Here X is the variable of the moments `p` to the `power` 1 or -1, H is the entropy, and a is Q's concentration.
+    Here X is the variable of the moments `p`, H is the entropy, and a is Q's concentration.
     """
-    a, rate = upcast(q.concentration), upcast(q.rate)
-    log_mean = p.log_mean() if power == 1 else p.log_power(power)
+    a = upcast(q.concentration)
+    log_mean, rate = p.log_mean(), upcast(q.rate)
     means = scaled_expm1mx(a, log_mean + log_ratio(rate, a), log_mean + torch.log(rate))
-    return means + a * p.jensen_gap(power) + stirling_remainder(a) - p.entropy
+    return means + a * p.jensen_gap(1.0) + stirling_remainder(a) - p.entropy
 
 
 def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
@@ -259,7 +259,11 @@ def _to_exponential(p: LogMoments, q: Exponential) -> Tensor:
 
 def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
     """Return KL from 1 / X, for X ~ P, to the Gamma distribution of 1 / Y, for Y ~ Q."""
-    return _to_gamma(p, q, -1.0)
+    a = upcast(q.concentration)
+    gap, rate = p.jensen_gap(-1.0), upcast(q.rate)
+    log_mean = p.log_power(-1.0)  # log E[1 / X]
+    means = scaled_expm1mx(a, log_mean + log_ratio(rate, a), log_mean + torch.log(rate))
+    return means + a * gap + stirling_remainder(a) - p.entropy
 
 
 def _match(target: Means, start: Parameters, fixed: frozenset[str], *, power: int = 1) -> Parameters:

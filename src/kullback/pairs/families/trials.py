@@ -14,6 +14,7 @@ from torch.distributions import Bernoulli, Binomial, Geometric, NegativeBinomial
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import HALF_LOG_2PI, expm1mx, itakura_saito, polynomial
+from kullback.generators.divergence import times
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, Points, Tail
 from kullback.pairs.densities.integer import IntegerDensity, deviance, last_integer, log_power, stirling_error
@@ -230,10 +231,7 @@ def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
     success, failure = probabilities.success, probabilities.failure
     near = success < 0.3
     small = torch.where(near, success, 0)
-    far = (
-        torch.where(failure == 0, 0, failure) * torch.where(failure == 0, 0, probabilities.log_failure)
-        + success
-    )
+    far = times(failure, probabilities.log_failure) + success
     rest = torch.where(near, small * small * polynomial(_ENTROPY_SERIES, small), far)
     return generalized_kl_of(success, rate) + rest
 
