@@ -36,14 +36,8 @@ class FitSettings(NamedTuple):
 class FitProblem(NamedTuple):
     """A family with its start, the target and the options of a fit.
 
-    Attributes:
-        q: the start, in float64, with the batch shape of the fit.
-        target: the target: a distribution in float64, draws, or a log-density.
-        objective: the function of q that the fit minimizes.
-        kind: the divergence.
-        family: the free and fixed parameters of q.
-        fixed: the names of fixed parameters.
-        settings: the options.
+    The start `q`, in the batch shape of the fit, and a distribution `target` are in float64. The target may also be
+    draws or a log-density.
     """
 
     q: Distribution

@@ -45,16 +45,9 @@ Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Minimum(NamedTuple):
-    """The final point of each batch element.
+    """The final points of a batch, shape (elements, parameters) for `u` and `gradient`, else (elements,).
 
-    Attributes:
-        u: the points, shape (elements, parameters).
-        value: the values at the points, shape (elements,).
-        gradient: the gradients at the points, shape (elements, parameters).
-        above: estimates of the differences between the values and the minima, shape (elements,).
-        converged: whether `above` is within the tolerance, shape (elements,).
-        iterations: the numbers of steps, shape (elements,).
-        history: the values before the first step and after every step, each of shape (elements,).
+    `above`, `converged`, `iterations` and `history` mean the same as in `Fit`.
     """
 
     u: Tensor

@@ -100,22 +100,17 @@ def pair_of_ratio(d: Tensor) -> FinitePair:
 
 
 def is_normalized(kind: Divergence) -> bool:
-    """Return whether f'(1) = 0, no term is NaN where p = 0 or q = 0, and the derivatives are finite there. kullback's
-    own divergences meet these conditions. A user's divergence may violate them.
+    """Return whether f'(1) = 0, no term is NaN where p = 0 or q = 0, and the derivatives are finite there.
 
-    Raises:
-        ArgumentValueError: `derivatives` does not match `terms`, the terms are not terms of a divergence, or an
-            overridden `total` is NaN where a probability is 0.
+    kullback's own divergences meet these conditions. A user's may not, and an inconsistent one raises an error.
     """
     return _stated_growth(kind) is not None or _read(kind).is_normalized
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the terms of a user's divergence after the tangent of f at 1 is subtracted from f, and the derivatives of
-    these terms.
+    """Return a user's terms minus the tangent of f at 1, and their derivatives with respect to log p and to log q.
 
-    The masses have max(p, q) = 1 and log(p / q) = d. The three results have the shape of d: the terms, and their
-    derivatives with respect to log p and to log q.
+    The masses have max(p, q) = 1 and log(p / q) = d. The three results have the shape of d.
     """
     return _less_tangent(kind, d, _read(kind).multiples)
 

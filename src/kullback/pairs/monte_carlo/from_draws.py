@@ -73,13 +73,7 @@ def serves(kind: Divergence) -> bool:
 def estimate(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence
 ) -> Estimate | None:
-    """Return the Monte Carlo estimate of a divergence with its standard error, or None if `serves(kind)` is false.
-
-    Raises:
-        ArgumentValueError: the draws prove that a density is not normalized.
-        NoRuleError: a distribution has no draws or no density, rounding of the draws changes the value, or a few draws
-            determine the value.
-    """
+    """Return the Monte Carlo estimate of a divergence with its standard error, or None if `serves(kind)` is false."""
     if not serves(kind):
         return None
     is_kl = isinstance(kind, KL)
