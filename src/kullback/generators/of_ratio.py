@@ -266,9 +266,6 @@ class FDivergence(OfRatio):
     def _slope(self, r: Tensor) -> Tensor:
         return torch.func.grad(lambda x: self.f(x).sum())(r)
 
-    def _bend(self, r: Tensor) -> Tensor:
-        return torch.func.grad(lambda x: self._slope(x).sum())(r)
-
     @functools.cached_property
     def growth(self) -> Growth:  # pyright: ignore[reportIncompatibleMethodOverride]
         with torch.no_grad():
@@ -307,7 +304,7 @@ class FDivergence(OfRatio):
         step = torch.expm1(d)
         value, slope = torch.zeros_like(d), torch.zeros_like(d)
         for s, weight in _RULE:
-            bend = weight * self._bend(1 + s * step)
+            bend = weight * torch.func.grad(lambda r: self._slope(r).sum())(1 + s * step)
             value, slope = value + (1 - s) * bend, slope + bend
         scale = torch.exp(-d.clamp(min=0))
         return (value * step * step * scale).clamp(min=0), slope * step * torch.exp(d.clamp(max=0))
