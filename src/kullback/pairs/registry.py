@@ -451,7 +451,7 @@ def renyi_form(
 ) -> Callable[[RenyiRule], RenyiRule]:
     """Register a formula, or None, of P and Q in any of these families, the order and 1 minus the order.
 
-    `error` is a function of P, Q and the value that bounds the rounding error, by default `_RENYI_ROUNDING`.
+    `error`, a function of P, Q and the value, returns a bound on the rounding error, by default `_RENYI_ROUNDING`.
     """
 
     def enter(rule: RenyiRule) -> RenyiRule:

@@ -546,9 +546,10 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 
 
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
-    """Return a sum or an integral if its error is small enough; else 0 for P = Q.
+    """Return a sum or an integral if its error is small enough, otherwise the result of another computation.
 
-    Otherwise return the divergence after undoing the last transforms, or raise if there are none.
+    If P = Q, the result is 0. If P and Q differ, their last transforms are undone, which does not change the
+    divergence, and the result is computed from there. Without such transforms, an error is raised.
     """
     error = cast("Tensor", result.error)
     # A NaN parameter makes both the value and the error NaN.
