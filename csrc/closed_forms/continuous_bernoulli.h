@@ -168,9 +168,10 @@ struct ContinuousBernoulliUniformForm : Within<Source::range, Range::kMild, Rang
   KULLBACK_INLINE Answer at(double p, double low, double high, double) {
     const ContinuousBernoulli x = continuous_bernoulli(Source::logit(p));
     const bool outside = (low > 0.0) | (high < 1.0);
-    const double room = outside ? 0.0 : (high - 1.0) - low, by_high = 1.0 / (1.0 + room);
-    return guarded(true, outside, {x.negative_entropy + log1p_of(room).value(),
-                                   {x.by_entropy * Source::by_parameter(p), -by_high, by_high}});
+    const double room = outside ? 0.0 : (high - 1.0) - low, by_high = outside ? 0.0 : 1.0 / (1.0 + room);
+    const double value = x.negative_entropy + log1p_of(room).value();
+    return {outside ? kInfinity : value,
+            {outside ? 0.0 : x.by_entropy * Source::by_parameter(p), -by_high, by_high}};
   }
 };
 
@@ -181,9 +182,10 @@ struct UniformContinuousBernoulliForm : Within<Range::kMild, Range::kMild, Sourc
     const double start = outside ? 0.25 : low, end = outside ? 0.75 : high, width = end - start, half = 0.5 * width;
     const double logit = Source::logit(q), inverse = 1.0 / width;
     const CrossEntropy cross = cross_entropy_of(logit, start + half, (1.0 - end) + half);
-    return guarded(high - low >= 1e-60, outside,
-                   {cross.value - log_of(width), {inverse - 0.5 * logit, -inverse - 0.5 * logit,
-                                                  cross.by_logit * Source::by_parameter(q)}});
+    const double value = cross.value - log_of(width);
+    return {high - low >= 1e-60 ? (outside ? kInfinity : value) : kNotANumber,
+            {outside ? 0.0 : inverse - 0.5 * logit, outside ? 0.0 : -inverse - 0.5 * logit,
+             outside ? 0.0 : cross.by_logit * Source::by_parameter(q)}};
   }
 };
 

@@ -37,14 +37,6 @@ struct Answer {
   double derivative[kMostParameters];
 };
 
-// An answer that is infinite, with derivatives of 0, where `infinite`, and NaN where not `valid`.
-KULLBACK_INLINE Answer guarded(bool valid, bool infinite, const Answer& x) {
-  const double value = infinite ? kInfinity : x.value;
-  return {valid ? value : kNotANumber,
-          {infinite ? 0.0 : x.derivative[0], infinite ? 0.0 : x.derivative[1], infinite ? 0.0 : x.derivative[2],
-           infinite ? 0.0 : x.derivative[3]}};
-}
-
 struct NormalForm : Within<Range::kReal, Range::kPositive, Range::kReal, Range::kPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, difference = scale_p - scale_q;
@@ -142,9 +134,10 @@ struct ParetoForm : Within<Range::kPositive, Range::kPositive, Range::kPositive,
     const bool outside = scale_p < scale_q, equal = (scale_p == scale_q) & (difference == 0.0);
     const double logs = log_quotient(scale_p, scale_q, scale_p - scale_q).value();
     const double value = log_quotient(alpha_q, alpha_p, difference).x_minus_log1p(z) + alpha_q * logs;
-    const double by_log_scale = equal ? 0.0 : alpha_q;
-    return guarded(true, outside,
-                   {value, {by_log_scale / scale_p, -z / alpha_p, -by_log_scale / scale_q, z / alpha_q + logs}});
+    const double by_log_scale = (outside | equal) ? 0.0 : alpha_q;
+    return {outside ? kInfinity : value,
+            {by_log_scale / scale_p, outside ? 0.0 : -z / alpha_p, -by_log_scale / scale_q,
+             outside ? 0.0 : z / alpha_q + logs}};
   }
 };
 

@@ -88,8 +88,11 @@ struct UniformNormalForm : Within<Range::kMild, Range::kMild, Range::kMild, Rang
 struct UniformExponentialForm : Within<Range::kMild, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double low, double high, double rate, double) {
     const double width = (high - low) * rate, by_width = 1.0 / (high - low), mean = low * rate + 0.5 * width;
-    return guarded(width >= 1e-60, low < 0.0,
-                   {mean - log_of(width), {0.5 * rate + by_width, 0.5 * rate - by_width, (mean - 1.0) / rate}});
+    const bool outside = low < 0.0;
+    const double value = outside ? kInfinity : mean - log_of(width);
+    return {width >= 1e-60 ? value : kNotANumber,
+            {outside ? 0.0 : 0.5 * rate + by_width, outside ? 0.0 : 0.5 * rate - by_width,
+             outside ? 0.0 : (mean - 1.0) / rate}};
   }
 };
 
@@ -157,9 +160,9 @@ struct UniformParetoForm : Within<Range::kMild, Range::kMild, Range::kMildPositi
     const double inverse = 1.0 / width, power = alpha + 1.0;
     const double log_mean = log_quotient(x.middle, scale, (start - scale) + 0.5 * width).value();
     const double value = power * x.deficit + alpha * log_mean - log_of(2.0 * x.t * alpha);
-    return guarded(high - low >= 1e-60 * x.middle, outside,
-                   {value, {power * x.by_low + inverse, power * x.by_high - inverse, -alpha / scale,
-                            x.deficit + log_mean - 1.0 / alpha}});
+    return {high - low >= 1e-60 * x.middle ? (outside ? kInfinity : value) : kNotANumber,
+            {outside ? 0.0 : power * x.by_low + inverse, outside ? 0.0 : power * x.by_high - inverse,
+             outside ? 0.0 : -alpha / scale, outside ? 0.0 : x.deficit + log_mean - 1.0 / alpha}};
   }
 };
 
@@ -173,9 +176,10 @@ struct UniformGammaForm : Within<Range::kMild, Range::kMild, Range::kMildPositiv
     const Exponential e = exponential_of_log_means(log_means);
     const double value = a * e.expm1_minus_x - (a - 1.0) * x.deficit + remainder.value - log_of(2.0 * x.t);
     const double inverse = 1.0 / width, power = a - 1.0;
-    return guarded(high - low >= 1e-60 * x.middle, outside,
-                   {value, {0.5 * rate - power * x.by_low + inverse, 0.5 * rate - power * x.by_high - inverse,
-                            remainder.derivative - log_means - x.deficit, a * e.expm1 / rate}});
+    return {high - low >= 1e-60 * x.middle ? (outside ? kInfinity : value) : kNotANumber,
+            {outside ? 0.0 : 0.5 * rate - power * x.by_low + inverse,
+             outside ? 0.0 : 0.5 * rate - power * x.by_high - inverse,
+             outside ? 0.0 : remainder.derivative - log_means - x.deficit, outside ? 0.0 : a * e.expm1 / rate}};
   }
 };
 
@@ -200,9 +204,10 @@ struct UniformBetaForm : Within<Range::kMild, Range::kMild, Range::kMildPositive
     const StirlingRemainder total = stirling_remainder(a + b);
     const Side of_a = side(a, a + b, start, end, width), of_b = side(b, a + b, 1.0 - end, 1.0 - start, width);
     const double value = of_a.value + of_b.value - total.value - log_of(width), inverse = 1.0 / width;
-    return guarded(high - low >= 1e-60, outside,
-                   {value, {of_a.by_low - of_b.by_high + inverse, of_a.by_high - of_b.by_low - inverse,
-                            of_a.by_c - total.derivative, of_b.by_c - total.derivative}});
+    return {high - low >= 1e-60 ? (outside ? kInfinity : value) : kNotANumber,
+            {outside ? 0.0 : of_a.by_low - of_b.by_high + inverse,
+             outside ? 0.0 : of_a.by_high - of_b.by_low - inverse,
+             outside ? 0.0 : of_a.by_c - total.derivative, outside ? 0.0 : of_b.by_c - total.derivative}};
   }
 };
 
@@ -291,9 +296,9 @@ struct ParetoGammaForm
     const double jensen_gap = log1p_of(-reciprocal).x_minus_log1p(-reciprocal);  // log E X - E log X
     const double by_mean = c * e.expm1;
     const double value = c * e.expm1_minus_x + c * jensen_gap + of_c.value - 1.0 + log_of(tail);
-    return guarded(true, infinite,
-                   {value, {by_mean / scale, reciprocal - (by_mean + c * reciprocal) * reciprocal * inverse,
-                            of_c.derivative - log_means + jensen_gap, by_mean / rate}});
+    return {infinite ? kInfinity : value,
+            {infinite ? 0.0 : by_mean / scale, infinite ? 0.0 : reciprocal - (by_mean + c * reciprocal) * reciprocal * inverse,
+             infinite ? 0.0 : of_c.derivative - log_means + jensen_gap, infinite ? 0.0 : by_mean / rate}};
   }
 };
 
@@ -308,8 +313,9 @@ struct ParetoNormalForm : Within<Range::kMildPositive, Range::kMildPositive, Ran
     const double by_tail = reciprocal * (reciprocal + 1.0) - by_log_mean * reciprocal / (tail - 1.0) -
                            0.5 * variance * (reciprocal + 1.0 / (tail - 2.0));
     const double value = 0.5 * squares - log_of(ratio) - reciprocal - 1.0 + log_of(tail) + kHalfLogTau;
-    return guarded(true, infinite,
-                   {value, {(by_log_mean - 1.0) / scale_p, by_tail, -shift * inverse, (1.0 - squares) * inverse}});
+    return {infinite ? kInfinity : value,
+            {infinite ? 0.0 : (by_log_mean - 1.0) / scale_p, infinite ? 0.0 : by_tail,
+             infinite ? 0.0 : -shift * inverse, infinite ? 0.0 : (1.0 - squares) * inverse}};
   }
 };
 
@@ -411,8 +417,8 @@ struct ParetoExponentialForm : Within<Range::kMildPositive, Range::kMildPositive
     const double tail = infinite ? 2.0 : alpha, inverse = 1.0 / (tail - 1.0), reciprocal = 1.0 / tail;
     const double least = scale * rate, mean = least * tail * inverse;
     const double by_tail = reciprocal + reciprocal * reciprocal - least * inverse * inverse;
-    return guarded(true, infinite, {log_of(tail / least) - 1.0 - reciprocal + mean,
-                                    {(mean - 1.0) / scale, by_tail, (mean - 1.0) / rate}});
+    return {infinite ? kInfinity : log_of(tail / least) - 1.0 - reciprocal + mean,
+            {infinite ? 0.0 : (mean - 1.0) / scale, infinite ? 0.0 : by_tail, infinite ? 0.0 : (mean - 1.0) / rate}};
   }
 };
 

@@ -55,14 +55,9 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """The parameters of a distribution, and a function that makes the distribution from parameters.
+    """The parameters of a distribution by name, and a function `make` from the values of all to the distribution.
 
-    Attributes:
-        free: the free parameters, by name.
-        constant: the fixed and the discrete parameters, by name.
-        shape: the batch shape.
-        dtype: the dtype of the distribution.
-        make: a function from the values of all parameters to the distribution.
+    `constant` are the fixed and the discrete parameters. `shape` is the batch shape.
     """
 
     free: dict[str, Leaf]
