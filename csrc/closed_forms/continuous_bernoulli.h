@@ -122,9 +122,7 @@ struct FromProbs {
 };
 
 template <class Source>
-struct ContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Source::range, Source::range};
-
+struct ContinuousBernoulliForm : Within<Source::range, Source::range> {
   KULLBACK_INLINE Answer at(double p, double q, double, double) {
     const double a = Source::logit(p), b = Source::logit(q);
     const CumulantBregman bregman = cumulant_bregman(a, b, Source::distance(p, q));
@@ -145,9 +143,7 @@ KULLBACK_INLINE ContinuousBernoulli continuous_bernoulli(double logit) {
 }
 
 template <class Source>
-struct ContinuousBernoulliExponentialForm {
-  static constexpr Range ranges[] = {Source::range, Range::kMildPositive};
-
+struct ContinuousBernoulliExponentialForm : Within<Source::range, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double p, double rate, double, double) {
     const ContinuousBernoulli x = continuous_bernoulli(Source::logit(p));
     return {rate * x.mean - log_of(rate) + x.negative_entropy,
@@ -156,9 +152,7 @@ struct ContinuousBernoulliExponentialForm {
 };
 
 template <class Source>
-struct ContinuousBernoulliNormalForm {
-  static constexpr Range ranges[] = {Source::range, Range::kMild, Range::kMildPositive};
-
+struct ContinuousBernoulliNormalForm : Within<Source::range, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double p, double loc, double scale, double) {
     const ContinuousBernoulli x = continuous_bernoulli(Source::logit(p));
     const double inverse = 1.0 / scale, shift = (x.mean - loc) * inverse;
@@ -170,9 +164,7 @@ struct ContinuousBernoulliNormalForm {
 };
 
 template <class Source>
-struct ContinuousBernoulliUniformForm {
-  static constexpr Range ranges[] = {Source::range, Range::kMild, Range::kMild};
-
+struct ContinuousBernoulliUniformForm : Within<Source::range, Range::kMild, Range::kMild> {
   KULLBACK_INLINE Answer at(double p, double low, double high, double) {
     const ContinuousBernoulli x = continuous_bernoulli(Source::logit(p));
     const bool outside = (low > 0.0) | (high < 1.0);
@@ -184,9 +176,7 @@ struct ContinuousBernoulliUniformForm {
 };
 
 template <class Source>
-struct UniformContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Source::range};
-
+struct UniformContinuousBernoulliForm : Within<Range::kMild, Range::kMild, Source::range> {
   KULLBACK_INLINE Answer at(double low, double high, double q, double) {
     const bool outside = (low < 0.0) | (high > 1.0);
     const double start = outside ? 0.25 : low, end = outside ? 0.75 : high, width = end - start, half = 0.5 * width;

@@ -26,14 +26,18 @@ KULLBACK_INLINE bool is_within(Range range, double x) {
   }
 }
 
+// The base class of the forms, with the range of each parameter of P and then of Q.
+template <Range... of>
+struct Within {
+  static constexpr Range ranges[] = {of...};
+};
+
 struct Answer {
   double value;
   double derivative[kMostParameters];
 };
 
-struct NormalForm {
-  static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
-
+struct NormalForm : Within<Range::kReal, Range::kPositive, Range::kReal, Range::kPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, difference = scale_p - scale_q;
     const double shift = (loc_p - loc_q) * inverse, relative = difference * inverse;
@@ -46,18 +50,14 @@ struct NormalForm {
   }
 };
 
-struct HalfNormalForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
-
+struct HalfNormalForm : Within<Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double scale_p, double scale_q, double, double) {
     const Answer answer = NormalForm::at(0.0, scale_p, 0.0, scale_q);
     return {answer.value, {answer.derivative[1], answer.derivative[3]}};
   }
 };
 
-struct LaplaceForm {
-  static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
-
+struct LaplaceForm : Within<Range::kReal, Range::kPositive, Range::kReal, Range::kPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, difference = scale_p - scale_q, relative = difference * inverse;
     const double shift = loc_p - loc_q, y = __builtin_fabs(shift) / scale_p;
@@ -76,9 +76,7 @@ struct LaplaceForm {
   }
 };
 
-struct CauchyForm {
-  static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
-
+struct CauchyForm : Within<Range::kReal, Range::kPositive, Range::kReal, Range::kPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double shift = loc_p - loc_q, difference = scale_p - scale_q, sum = scale_p + scale_q;
     const double square = shift * shift;
@@ -90,9 +88,7 @@ struct CauchyForm {
   }
 };
 
-struct HalfCauchyForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
-
+struct HalfCauchyForm : Within<Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double scale_p, double scale_q, double, double) {
     const Answer answer = CauchyForm::at(0.0, scale_p, 0.0, scale_q);
     return {answer.value, {answer.derivative[1], answer.derivative[3]}};
@@ -100,9 +96,7 @@ struct HalfCauchyForm {
 };
 
 // With D = t + lgamma(1 + r): e^D - 1 - D + B, where B is the Bregman divergence of lgamma from 1 to r = 1 + z.
-struct GumbelForm {
-  static constexpr Range ranges[] = {Range::kReal, Range::kPositive, Range::kReal, Range::kPositive};
-
+struct GumbelForm : Within<Range::kReal, Range::kPositive, Range::kReal, Range::kPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, difference = scale_p - scale_q;
     const double shift = (loc_q - loc_p) * inverse, ratio = scale_p * inverse, z = difference * inverse;
@@ -127,18 +121,14 @@ struct GumbelForm {
   }
 };
 
-struct ExponentialForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
-
+struct ExponentialForm : Within<Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double rate_p, double rate_q, double, double) {
     const double difference = rate_q - rate_p, z = difference / rate_p;
     return {log_quotient(rate_q, rate_p, difference).x_minus_log1p(z), {-z / rate_p, z / rate_q}};
   }
 };
 
-struct ParetoForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
-
+struct ParetoForm : Within<Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double scale_p, double alpha_p, double scale_q, double alpha_q) {
     const double difference = alpha_q - alpha_p, z = difference / alpha_p;
     const bool outside = scale_p < scale_q, equal = (scale_p == scale_q) & (difference == 0.0);
@@ -151,9 +141,7 @@ struct ParetoForm {
   }
 };
 
-struct UniformForm {
-  static constexpr Range ranges[] = {Range::kReal, Range::kReal, Range::kReal, Range::kReal};
-
+struct UniformForm : Within<Range::kReal, Range::kReal, Range::kReal, Range::kReal> {
   KULLBACK_INLINE Answer at(double low_p, double high_p, double low_q, double high_q) {
     const double width = high_p - low_p, margin = (low_p - low_q) + (high_q - high_p);
     const bool outside = (low_p < low_q) | (high_p > high_q), moves = (margin > 0.0) & !outside;
@@ -164,9 +152,7 @@ struct UniformForm {
   }
 };
 
-struct PoissonForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
-
+struct PoissonForm : Within<Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double rate_p, double rate_q, double, double) {
     const double difference = rate_q - rate_p;
     const LogQuotient log = log_quotient(rate_q, rate_p, difference);
@@ -194,9 +180,7 @@ KULLBACK_INLINE TrialOfLogits trial_of_logits(double logit_p, double logit_q) {
   return {value, w * (1.0 - probability) / (1.0 + w), probability, d, exp, log_likelier, flipped};
 }
 
-struct BernoulliLogitsForm {
-  static constexpr Range ranges[] = {Range::kLogit, Range::kLogit};
-
+struct BernoulliLogitsForm : Within<Range::kLogit, Range::kLogit> {
   KULLBACK_INLINE Answer at(double logit_p, double logit_q, double, double) {
     const TrialOfLogits t = trial_of_logits(logit_p, logit_q);
     const double by_p = t.difference * t.probability * (1.0 - t.probability);
@@ -204,9 +188,7 @@ struct BernoulliLogitsForm {
   }
 };
 
-struct GeometricLogitsForm {
-  static constexpr Range ranges[] = {Range::kLogit, Range::kLogit};
-
+struct GeometricLogitsForm : Within<Range::kLogit, Range::kLogit> {
   KULLBACK_INLINE Answer at(double logit_p, double logit_q, double, double) {
     const TrialOfLogits t = trial_of_logits(logit_p, logit_q);
     const double odds = t.flipped ? t.exp : 1.0 / t.exp;  // odds of failure
@@ -240,18 +222,14 @@ KULLBACK_INLINE TrialOfProbs trial_of_probs(double p, double q) {
           spread_q == 0.0 ? 0.0 : difference / spread_q, both == 0.0 ? 0.0 : failure.log};
 }
 
-struct BernoulliProbsForm {
-  static constexpr Range ranges[] = {Range::kProbability, Range::kProbability};
-
+struct BernoulliProbsForm : Within<Range::kProbability, Range::kProbability> {
   KULLBACK_INLINE Answer at(double p, double q, double, double) {
     const TrialOfProbs t = trial_of_probs(p, q);
     return {t.value, {t.by_p, t.by_q}};
   }
 };
 
-struct GeometricProbsForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive};
-
+struct GeometricProbsForm : Within<Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double p, double q, double, double) {
     const TrialOfProbs t = trial_of_probs(p, q);
     const double trials = 1.0 / p;
@@ -262,9 +240,7 @@ struct GeometricProbsForm {
 
 // Different counts have no closed form. The derivatives with respect to the counts are 0.
 template <class Trial, Range range>
-struct BinomialForm {
-  static constexpr Range ranges[] = {Range::kCount, range, Range::kCount, range};
-
+struct BinomialForm : Within<Range::kCount, range, Range::kCount, range> {
   KULLBACK_INLINE Answer at(double count_p, double p, double count_q, double q) {
     const Answer trial = Trial::at(p, q, 0.0, 0.0);
     const double value = count_p == 0.0 ? 0.0 : count_p * trial.value;

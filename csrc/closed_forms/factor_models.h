@@ -212,11 +212,10 @@ constexpr double kNearInFactors = 0.0025;
 
 // Twice the KL of the covariances for a small KL; NaN if the result is not accurate enough.
 static double value_of_near_factors(int64_t d, int64_t stride, const Gaussian& p, const Gaussian& q, double* room) {
-  // Gauss quadrature for the weight 1 - t.
-  constexpr double nodes[] = {0.0571041961145176822, 0.276843013638123828, 0.58359043236891682, 0.860240135656219448};
-  constexpr double weights[] = {0.135506913431488116, 0.203464568010271361, 0.129847547608232441, 0.0311809709500080822};
   double value = 0;
-  for (int k = 0; k < 4; ++k) value += weights[k] * square_between(d, stride, p, q, nodes[k], room);
+  for (int k = 0; k < 4; ++k) {
+    value += kTriangleWeights[k] * square_between(d, stride, p, q, kTriangleNodes[k], room);
+  }
   return value;
 }
 

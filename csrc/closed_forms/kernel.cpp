@@ -84,9 +84,7 @@ static void compute_bregman(int64_t n, const double* a, const double* b, const d
   }
 }
 
-struct GammaForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
-
+struct GammaForm : Within<Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
     const double *a_p = block.parameter[0], *rate_p = block.parameter[1];
@@ -116,9 +114,7 @@ struct GammaForm {
   }
 };
 
-struct BetaForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
-
+struct BetaForm : Within<Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
     if (block.size < 1) return;  // no block is empty; without this check the compiler warns of uninitialized arrays
@@ -158,18 +154,21 @@ struct BetaForm {
   }
 };
 
-// KL(P || Beta(1, 1)) + log(high - low).
-struct BetaUniformForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild};
+// KL(P || Beta(1, 1)).
+template <bool with_derivatives>
+static void sweep_beta_to_unit(Block block) {
+  double one[kElements];
+  for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
+  block.parameter[2] = block.parameter[3] = one;
+  BetaForm::sweep<with_derivatives>(block);
+}
 
+// KL(P || Beta(1, 1)) + log(high - low).
+struct BetaUniformForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
-    double one[kElements];
     const double *low = block.parameter[2], *high = block.parameter[3];
-    for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
-    Block of_beta = block;
-    of_beta.parameter[2] = of_beta.parameter[3] = one;
-    BetaForm::sweep<with_derivatives>(of_beta);
+    sweep_beta_to_unit<with_derivatives>(block);
     for (int64_t i = 0; i < block.size; ++i) {
       const double margin = (high[i] - 1.0) - low[i];
       const bool outside = (low[i] > 0.0) | (high[i] < 1.0);
@@ -186,17 +185,11 @@ struct BetaUniformForm {
 
 // KL(P || Beta(1, 1)) + A(l) - l E X, with A(l) = log((e^l - 1) / l).
 template <class Source>
-struct BetaContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Source::range};
-
+struct BetaContinuousBernoulliForm : Within<Range::kMildPositive, Range::kMildPositive, Source::range> {
   template <bool with_derivatives>
   static void sweep(const Block& block) {
-    double one[kElements];
     const double *a = block.parameter[0], *b = block.parameter[1], *q = block.parameter[2];
-    for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
-    Block of_beta = block;
-    of_beta.parameter[2] = of_beta.parameter[3] = one;
-    BetaForm::sweep<with_derivatives>(of_beta);
+    sweep_beta_to_unit<with_derivatives>(block);
     double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1], *by_q = block.derivative[2];
 #pragma omp simd
     for (int64_t i = 0; i < block.size; ++i) {
@@ -239,37 +232,24 @@ static bool is_inside(const Block& block, const bool* constant, std::index_seque
 }
 
 // A divergence is non-negative: negative rounding errors are stored as 0.
-template <typename Real>
-static int64_t store_values(int64_t n, const double* from, Real* to) {
+template <bool are_values, typename Real>
+static int64_t store_as(int64_t n, const double* from, Real* to) {
   int64_t faults = 0;
 #pragma omp simd reduction(+ : faults)
   for (int64_t i = 0; i < n; ++i) {
-    const double x = from[i] < 0.0 ? 0.0 : from[i];
-    faults += x >= 0.0 ? 0 : 1;
+    const double x = are_values && from[i] < 0.0 ? 0.0 : from[i];
+    faults += (are_values ? x >= 0.0 : __builtin_fabs(x) <= 1e300) ? 0 : 1;
     to[i] = static_cast<Real>(x);
-  }
-  return faults;
-}
-
-template <typename Real>
-static int64_t store_derivatives(int64_t n, const double* from, Real* to) {
-  int64_t faults = 0;
-#pragma omp simd reduction(+ : faults)
-  for (int64_t i = 0; i < n; ++i) {
-    faults += __builtin_fabs(from[i]) <= 1e300 ? 0 : 1;
-    to[i] = static_cast<Real>(from[i]);
   }
   return faults;
 }
 
 // Returns the number of values that are NaN, or of derivatives that are NaN or larger than 1e300.
 static int64_t store(Dtype dtype, bool are_values, int64_t n, const double* from, void* to, int64_t start) {
-  if (dtype == Dtype::kFloat64) {
-    double* numbers = static_cast<double*>(to) + start;
-    return are_values ? store_values<double>(n, from, numbers) : store_derivatives<double>(n, from, numbers);
-  }
-  float* numbers = static_cast<float*>(to) + start;
-  return are_values ? store_values<float>(n, from, numbers) : store_derivatives<float>(n, from, numbers);
+  const auto store_to = [&](auto* numbers) {
+    return are_values ? store_as<true>(n, from, numbers + start) : store_as<false>(n, from, numbers + start);
+  };
+  return dtype == Dtype::kFloat64 ? store_to(static_cast<double*>(to)) : store_to(static_cast<float*>(to));
 }
 
 template <class Form, bool with_derivatives>

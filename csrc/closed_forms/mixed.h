@@ -35,9 +35,7 @@ KULLBACK_INLINE double erf_of(double x, double density) {
   return size < 0.5 ? x * polynomial(near, x * x) : x < 0.0 ? -above : above;
 }
 
-struct NormalLaplaceForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct NormalLaplaceForm : Within<Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     constexpr double root = 0.79788456080286535588;  // sqrt(2 / pi)
     const double shift = (loc_p - loc_q) / scale_p, ratio = scale_p / scale_q, decay = exp_of(-0.5 * shift * shift);
@@ -48,9 +46,7 @@ struct NormalLaplaceForm {
   }
 };
 
-struct LaplaceNormalForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct LaplaceNormalForm : Within<Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, ratio = scale_p * inverse, shift = (loc_p - loc_q) * inverse;
     const double square = shift * shift, by_loc = shift * inverse;
@@ -59,9 +55,7 @@ struct LaplaceNormalForm {
   }
 };
 
-struct NormalGumbelForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct NormalGumbelForm : Within<Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, ratio = scale_p * inverse, shift = (loc_p - loc_q) * inverse;
     const double e = exp_or_none(0.5 * ratio * ratio - shift), by_loc = (1.0 - e) * inverse;
@@ -71,9 +65,7 @@ struct NormalGumbelForm {
   }
 };
 
-struct GumbelNormalForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct GumbelNormalForm : Within<Range::kMild, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double loc_p, double scale_p, double loc_q, double scale_q) {
     const double inverse = 1.0 / scale_q, ratio = scale_p * inverse;
     const double shift = (loc_p - loc_q) * inverse + kEuler * ratio, spread = kVarianceOfGumbel * ratio;
@@ -83,9 +75,7 @@ struct GumbelNormalForm {
   }
 };
 
-struct UniformNormalForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMild, Range::kMildPositive};
-
+struct UniformNormalForm : Within<Range::kMild, Range::kMild, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double low, double high, double loc, double scale) {
     const double inverse = 1.0 / scale, width = (high - low) * inverse, shift = (low - loc) * inverse + 0.5 * width;
     const double squares = width * width * (1.0 / 12) + shift * shift;
@@ -95,9 +85,7 @@ struct UniformNormalForm {
   }
 };
 
-struct UniformExponentialForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMildPositive};
-
+struct UniformExponentialForm : Within<Range::kMild, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double low, double high, double rate, double) {
     const double width = (high - low) * rate, by_width = 1.0 / (high - low), mean = low * rate + 0.5 * width;
     const bool outside = low < 0.0;
@@ -121,9 +109,7 @@ KULLBACK_INLINE MeanDecay mean_decay(double w) {
   return {-e.expm1 * inverse, w < 0.5 ? near : inverse + e.value / e.expm1};
 }
 
-struct UniformGumbelForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMild, Range::kMildPositive};
-
+struct UniformGumbelForm : Within<Range::kMild, Range::kMild, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double low, double high, double loc, double scale) {
     const double inverse = 1.0 / scale, start = (low - loc) * inverse, width = (high - low) * inverse;
     const MeanDecay decay = mean_decay(width);
@@ -166,9 +152,7 @@ KULLBACK_INLINE Interval interval_of(double low, double high, double width) {
   return {width, middle, t, deficit.value, step * (1.0 - by_t * high), step * (1.0 + by_t * low)};
 }
 
-struct UniformParetoForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive};
-
+struct UniformParetoForm : Within<Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double low, double high, double scale, double alpha) {
     const bool outside = low < scale;
     const double start = outside ? scale : low, width = outside ? scale : high - low;
@@ -182,9 +166,7 @@ struct UniformParetoForm {
   }
 };
 
-struct UniformGammaForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive};
-
+struct UniformGammaForm : Within<Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double low, double high, double a, double rate) {
     const bool outside = low < 0.0;
     const double start = outside ? 0.0 : low, width = outside ? 1.0 : high - low;
@@ -201,9 +183,7 @@ struct UniformGammaForm {
   }
 };
 
-struct UniformBetaForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive};
-
+struct UniformBetaForm : Within<Range::kMild, Range::kMild, Range::kMildPositive, Range::kMildPositive> {
   // The terms of one concentration of Q, for X or for 1 - X, which is uniform on [low, high].
   struct Side {
     double value, by_c, by_low, by_high;
@@ -241,9 +221,7 @@ KULLBACK_INLINE GammaEntropy gamma_entropy(double a) {
   return {(a - 1.0) * remainder.derivative - remainder.value, (a - 1.0) * stirling_curvature(a)};
 }
 
-struct GammaNormalForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct GammaNormalForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double a, double rate, double loc, double scale) {
     const GammaEntropy entropy = gamma_entropy(a);
     const double inverse = 1.0 / scale, mean = a / (rate * scale), shift = (a / rate - loc) * inverse;
@@ -254,9 +232,7 @@ struct GammaNormalForm {
   }
 };
 
-struct GammaGumbelForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct GammaGumbelForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double a, double rate, double loc, double scale) {
     const GammaEntropy entropy = gamma_entropy(a);
     const double inverse = 1.0 / scale, unit = 1.0 / (rate * scale), start = loc * inverse, mean = a * unit;
@@ -268,10 +244,7 @@ struct GammaGumbelForm {
   }
 };
 
-struct BetaGammaForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMildPositive,
-                                     Range::kMildPositive};
-
+struct BetaGammaForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMildPositive, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double a, double b, double c, double rate) {
     const double total = a + b;
     const StirlingRemainder of_a = stirling_remainder(a), of_b = stirling_remainder(b);
@@ -291,9 +264,7 @@ struct BetaGammaForm {
   }
 };
 
-struct BetaNormalForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct BetaNormalForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double a, double b, double loc, double scale) {
     const double total = a + b, inverse = 1.0 / scale, first = a / total, second = b / total;
     const StirlingRemainder of_a = stirling_remainder(a), of_b = stirling_remainder(b);
@@ -314,10 +285,8 @@ struct BetaNormalForm {
   }
 };
 
-struct ParetoGammaForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMildPositive,
-                                     Range::kMildPositive};
-
+struct ParetoGammaForm
+    : Within<Range::kMildPositive, Range::kMildPositive, Range::kMildPositive, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double scale, double alpha, double c, double rate) {
     const bool infinite = alpha <= 1.0;
     const double tail = infinite ? 2.0 : alpha, inverse = 1.0 / (tail - 1.0), reciprocal = 1.0 / tail;
@@ -333,9 +302,7 @@ struct ParetoGammaForm {
   }
 };
 
-struct ParetoNormalForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive};
-
+struct ParetoNormalForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double scale_p, double alpha, double loc, double scale_q) {
     const bool infinite = alpha <= 2.0;
     const double tail = infinite ? 3.0 : alpha, inverse = 1.0 / scale_q, reciprocal = 1.0 / tail;
@@ -362,9 +329,7 @@ KULLBACK_INLINE Answer bernoulli_to_poisson(double p, double failure, double log
 }
 
 // Probabilities 0 and 1 are left to the reference in torch.
-struct BernoulliProbsPoissonForm {
-  static constexpr Range ranges[] = {Range::kProbability, Range::kMildPositive};
-
+struct BernoulliProbsPoissonForm : Within<Range::kProbability, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double p, double rate, double, double) {
     const bool certain = (p == 0.0) | (p == 1.0);
     const double safe = certain ? 0.5 : p;
@@ -373,9 +338,7 @@ struct BernoulliProbsPoissonForm {
   }
 };
 
-struct BernoulliLogitsPoissonForm {
-  static constexpr Range ranges[] = {Range::kLogit, Range::kMildPositive};
-
+struct BernoulliLogitsPoissonForm : Within<Range::kLogit, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double logit, double rate, double, double) {
     const double exp = exp_of_negative(-__builtin_fabs(logit)), likelier = 1.0 / (1.0 + exp), rarer = exp * likelier;
     const bool up = logit > 0.0;
@@ -388,10 +351,7 @@ struct BernoulliLogitsPoissonForm {
 
 // A form of four parameters with parameter `which` fixed to 1.
 template <class Form, int which>
-struct WithOne {
-  static constexpr Range ranges[] = {Form::ranges[which == 0], Form::ranges[which <= 1 ? 2 : 1],
-                                     Form::ranges[which <= 2 ? 3 : 2]};
-
+struct WithOne : Within<Form::ranges[which == 0], Form::ranges[which <= 1 ? 2 : 1], Form::ranges[which <= 2 ? 3 : 2]> {
   KULLBACK_INLINE Answer at(double a, double b, double c, double) {
     if constexpr (which == 0) {
       const Answer answer = Form::at(1.0, a, b, c);
@@ -429,9 +389,7 @@ KULLBACK_INLINE BregmanAtOne bregman_at_one(double a) {
           near ? close_by_a : far.derivative + kEuler};
 }
 
-struct ExponentialGammaForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive};
-
+struct ExponentialGammaForm : Within<Range::kPositive, Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double rate_p, double a, double rate_q, double) {
     const BregmanAtOne remainder = bregman_at_one(a);
     const double determinant = determinant_of(1.0, rate_p, a, rate_q, a - 1.0, rate_q - rate_p);
@@ -443,9 +401,7 @@ struct ExponentialGammaForm {
   }
 };
 
-struct GammaExponentialForm {
-  static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive};
-
+struct GammaExponentialForm : Within<Range::kPositive, Range::kPositive, Range::kPositive> {
   KULLBACK_INLINE Answer at(double a, double rate_p, double rate_q, double) {
     const BregmanAtOne remainder = bregman_at_one(a);
     const double z = a - 1.0, determinant = determinant_of(a, rate_p, 1.0, rate_q, -z, rate_q - rate_p);
@@ -455,9 +411,7 @@ struct GammaExponentialForm {
   }
 };
 
-struct ParetoExponentialForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMildPositive};
-
+struct ParetoExponentialForm : Within<Range::kMildPositive, Range::kMildPositive, Range::kMildPositive> {
   KULLBACK_INLINE Answer at(double scale, double alpha, double rate, double) {
     const bool infinite = alpha <= 1.0;
     const double tail = infinite ? 2.0 : alpha, inverse = 1.0 / (tail - 1.0), reciprocal = 1.0 / tail;

@@ -124,51 +124,6 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   });
 }
 
-// Writes the divergence of each pair of multivariate normals, from means and matrices of the MatrixKinds, and the
-// requested derivatives. Returns an Outcome; the results are valid only for kDone.
-int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& values, const Tensor& loc_p,
-                               const Tensor& root_p, const Tensor& loc_q, const Tensor& root_q,
-                               const Optional& by_loc_p, const Optional& by_root_p, const Optional& by_loc_q,
-                               const Optional& by_root_q) {
-  static const auto compute = KULLBACK_BEST(compute_normals);
-  for (int64_t kind : {kind_p, kind_q}) {
-    STD_TORCH_CHECK(kind >= 0 && kind < kMatrixKinds, "kullback: no such kind of matrix");
-  }
-  check_values(values);
-  STD_TORCH_CHECK(loc_p.dim() == values.dim() + 1 && begins_with_shape_of(loc_p, values) &&
-                      root_p.dim() == loc_p.dim() + 1 && begins_with_shape_of(root_p, loc_p) &&
-                      root_p.size(loc_p.dim()) == loc_p.size(values.dim()),
-                  "kullback: a mean and a square matrix for each value expected");
-  for (const Tensor* x : {&loc_p, &root_p, &loc_q, &root_q}) {
-    STD_TORCH_CHECK(x->is_cpu() && x->scalar_type() == values.scalar_type() &&
-                        has_shape_of(*x, x == &loc_p || x == &loc_q ? loc_p : root_p),
-                    "kullback: parameters of one shape and dtype on the CPU expected");
-    if (!x->is_contiguous()) return number_of(Outcome::kOtherLayout);
-  }
-  NormalsTask task{};
-  task.dtype = dtype_of(values);
-  task.kind_p = static_cast<MatrixKind>(kind_p);
-  task.kind_q = static_cast<MatrixKind>(kind_q);
-  task.size = values.numel();
-  task.dimensions = loc_p.size(values.dim());
-  task.loc_p = loc_p.const_data_ptr();
-  task.root_p = root_p.const_data_ptr();
-  task.loc_q = loc_q.const_data_ptr();
-  task.root_q = root_q.const_data_ptr();
-  task.values = values.mutable_data_ptr();
-  task.by_loc_p = write_like(by_loc_p, loc_p);
-  task.by_root_p = write_like(by_root_p, root_p);
-  task.by_loc_q = write_like(by_loc_q, loc_p);
-  task.by_root_q = write_like(by_root_q, root_p);
-  const int64_t d = task.dimensions, bytes = size_of(task.dtype);
-  return compute_in_parts(task, 1 + 8 * kGrain / (d * d * d + 1), [&](NormalsTask& part, int64_t begin) {
-    move_all(begin * d * bytes, part.loc_p, part.loc_q, part.by_loc_p, part.by_loc_q);
-    move_all(begin * d * d * bytes, part.root_p, part.root_q, part.by_root_p, part.by_root_q);
-    move_all(begin * bytes, part.values);
-    return compute(part);
-  });
-}
-
 // Reads one side of a pair. `matrix` is W of a covariance W W^T + D with `variances` D, or a Cholesky factor without.
 bool read_gaussian(const Tensor& values, const Tensor& mean, const Tensor& matrix, const Optional& variances,
                    GaussianTask& to) {
@@ -185,6 +140,46 @@ bool read_gaussian(const Tensor& values, const Tensor& mean, const Tensor& matri
   to = {matrix.size(mean.dim()), mean.const_data_ptr(), matrix.const_data_ptr(),
         variances ? variances->const_data_ptr() : nullptr};
   return true;
+}
+
+// Writes the divergence of each pair of multivariate normals, from means and matrices of the MatrixKinds, and the
+// requested derivatives. Returns an Outcome; the results are valid only for kDone.
+int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& values, const Tensor& loc_p,
+                               const Tensor& root_p, const Tensor& loc_q, const Tensor& root_q,
+                               const Optional& by_loc_p, const Optional& by_root_p, const Optional& by_loc_q,
+                               const Optional& by_root_q) {
+  static const auto compute = KULLBACK_BEST(compute_normals);
+  for (int64_t kind : {kind_p, kind_q}) {
+    STD_TORCH_CHECK(kind >= 0 && kind < kMatrixKinds, "kullback: no such kind of matrix");
+  }
+  check_values(values);
+  GaussianTask p, q;
+  if (!read_gaussian(values, loc_p, root_p, Optional(), p) || !read_gaussian(values, loc_q, root_q, Optional(), q)) {
+    return number_of(Outcome::kOtherLayout);
+  }
+  STD_TORCH_CHECK(has_shape_of(loc_q, loc_p), "kullback: means of one shape expected");
+  NormalsTask task{};
+  task.dtype = dtype_of(values);
+  task.kind_p = static_cast<MatrixKind>(kind_p);
+  task.kind_q = static_cast<MatrixKind>(kind_q);
+  task.size = values.numel();
+  task.dimensions = loc_p.size(values.dim());
+  task.loc_p = p.mean;
+  task.root_p = p.matrix;
+  task.loc_q = q.mean;
+  task.root_q = q.matrix;
+  task.values = values.mutable_data_ptr();
+  task.by_loc_p = write_like(by_loc_p, loc_p);
+  task.by_root_p = write_like(by_root_p, root_p);
+  task.by_loc_q = write_like(by_loc_q, loc_p);
+  task.by_root_q = write_like(by_root_q, root_p);
+  const int64_t d = task.dimensions, bytes = size_of(task.dtype);
+  return compute_in_parts(task, 1 + 8 * kGrain / (d * d * d + 1), [&](NormalsTask& part, int64_t begin) {
+    move_all(begin * d * bytes, part.loc_p, part.loc_q, part.by_loc_p, part.by_loc_q);
+    move_all(begin * d * d * bytes, part.root_p, part.root_q, part.by_root_p, part.by_root_q);
+    move_all(begin * bytes, part.values);
+    return compute(part);
+  });
 }
 
 // Writes the divergence of each pair of multivariate normals, of which at least one has a low-rank covariance.

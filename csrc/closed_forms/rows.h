@@ -64,6 +64,23 @@ static void repeat_rows(const RowBlock& block, const double* rows, double* to) {
   }
 }
 
+// Sums of P, of Q and of q - p over the classes, one for each row and repeated for each class.
+struct RowTotals {
+  double difference[kElements], p[kElements], q[kElements], differences[kElements];
+  double all_p[kElements], all_q[kElements], all_differences[kElements];
+
+  explicit RowTotals(const RowBlock& block) {
+#pragma omp simd
+    for (int64_t i = 0; i < block.rows * block.classes; ++i) difference[i] = block.q[i] - block.p[i];
+    sum_rows(block, block.p, p);
+    sum_rows(block, block.q, q);
+    sum_rows(block, difference, differences);
+    repeat_rows(block, p, all_p);
+    repeat_rows(block, q, all_q);
+    repeat_rows(block, differences, all_differences);
+  }
+};
+
 struct DirichletForm {
   KULLBACK_INLINE bool is_inside(double x) { return is_within(Range::kPositive, x); }
 
@@ -71,20 +88,13 @@ struct DirichletForm {
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     const double *p = block.p, *q = block.q;
-    double difference[kElements], total_p[kElements], total_q[kElements], total_difference[kElements];
-    double all_p[kElements], all_q[kElements], all_differences[kElements], terms[kElements];
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) difference[i] = q[i] - p[i];
-    sum_rows(block, p, total_p);
-    sum_rows(block, q, total_q);
-    sum_rows(block, difference, total_difference);
+    RowTotals totals(block);
+    const double* difference = totals.difference;
+    double *all_p = totals.all_p, *all_q = totals.all_q, *all_differences = totals.all_differences;
     StirlingBregmans of_parts, of_totals;
     compute_bregman<with_derivatives>(n, p, q, difference, of_parts);
-    compute_bregman<with_derivatives>(block.rows, total_p, total_q, total_difference, of_totals);
-    repeat_rows(block, total_p, all_p);
-    repeat_rows(block, total_q, all_q);
-    repeat_rows(block, total_difference, all_differences);
-    double logs[kElements], determinant[kElements];
+    compute_bregman<with_derivatives>(block.rows, totals.p, totals.q, totals.differences, of_totals);
+    double terms[kElements], logs[kElements], determinant[kElements];
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       determinant[i] = determinant_of(p[i], all_p[i], q[i], all_q[i], difference[i], all_differences[i]);
@@ -228,18 +238,11 @@ struct CategoricalProbsForm {
   static void sweep(const RowBlock& block) {
     const int64_t n = block.rows * block.classes;
     const double *p = block.p, *q = block.q;
-    double difference[kElements], total_p[kElements], total_q[kElements], total_difference[kElements];
-    double all_p[kElements], all_q[kElements], all_differences[kElements];
+    const RowTotals totals(block);
+    const double *difference = totals.difference, *all_differences = totals.all_differences;
+    const double *all_p = totals.all_p, *all_q = totals.all_q;
     double terms[kElements], mass_difference[kElements], logs[kElements];
     double probabilities[kElements], by_p[kElements], by_q[kElements];
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) difference[i] = q[i] - p[i];
-    sum_rows(block, p, total_p);
-    sum_rows(block, q, total_q);
-    sum_rows(block, difference, total_difference);
-    repeat_rows(block, total_p, all_p);
-    repeat_rows(block, total_q, all_q);
-    repeat_rows(block, total_difference, all_differences);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       const double least = p[i] < q[i] ? p[i] : q[i];

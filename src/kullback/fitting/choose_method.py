@@ -44,6 +44,7 @@ from kullback.fitting.stochastic import fit_by_draws
 from kullback.fitting.unconstrained import Values, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence
 from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors, without_empty_wrapper
+from kullback.pairs.numerics.parameters import batch_shape_of
 from kullback.pairs.registry import plan_for
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.pairs.support import check_comparable
@@ -155,10 +156,10 @@ def fit(
             q, is_nearest = start_of(q, target)
         form: Any = type(q) if isinstance(q, Representation) else None
         q = _family_of(q)
-        shape = q.batch_shape if not isinstance(target, Distribution) else _common_shape(q, target)
-        q = q if q.batch_shape == shape else q.expand(shape)
         if isinstance(target, Distribution):
             check_comparable("fit", target, q)
+            shape = batch_shape_of(q, target)
+            q = q if q.batch_shape == shape else q.expand(shape)
         family = read_family(q, names)
         q = with_tensors(q, _in_float64)
         problem = FitProblem(q, target, objective, kind, family, names, settings)
@@ -276,19 +277,6 @@ def _family_of(q: Any) -> Distribution:
     )
 
 
-def _common_shape(q: Distribution, to: Distribution) -> torch.Size:
-    try:
-        return torch.broadcast_shapes(q.batch_shape, to.batch_shape)
-    except RuntimeError:
-        raise invalid_value(
-            "fit",
-            "q, to",
-            wanted="batch shapes that broadcast",
-            got=f"{tuple(q.batch_shape)} in q and {tuple(to.batch_shape)} in to",
-            instead="q with one start for each target, such as Normal(torch.zeros(n), torch.ones(n))",
-        ) from None
-
-
 def _objective(target: Any, kind: Divergence) -> Objective:
     if isinstance(target, Distribution):
         return DivergenceObjective(target, kind)
@@ -309,8 +297,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     """Return the answer of the first method that is available for the problem.
 
-    `is_nearest` is the second result of `start_of`. The argument is None if `start_of` was not called, or if parameters
-    are fixed, because the formula in `start_of` ignores fixed parameters.
+    `is_nearest` is the second result of `start_of`; None without a call, or with fixed parameters, which it ignores.
     """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)
@@ -376,9 +363,8 @@ def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> Me
 def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) -> tuple[Estimate, Estimate]:
     """Return the value at the start, and the value at `distribution`, the nearest member of the family.
 
-    For distributions of numbers, one integral over a batch of both members gives both values, in half the time of two
-    integrals. Categorical distributions are not batched, because their probabilities would be normalized again in
-    another dtype. Pairs with a rule of a user are not batched, because this rule may not support batches.
+    One integral over a batch of both takes half the time of two. Classes, which would be normalized again in another
+    dtype, and pairs with a rule of a user, which may not support batches, are not batched.
     """
     q, family, objective, target = problem.q, problem.family, problem.objective, problem.target
     is_integral = isinstance(target, Distribution) and not (q.event_shape or is_categorical(q))
@@ -400,10 +386,7 @@ def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) ->
 
 
 def _by_em(problem: FitProblem) -> MethodAnswer | None:
-    """Return the result of EM steps from every start, followed by quasi-Newton steps from EM's best result.
-
-    The result is None if EM is not possible, for example because the fit of a component has no closed form.
-    """
+    """Return the result of EM from every start, polished by quasi-Newton steps; None if EM is not possible."""
     start = best_start(problem)
     if start is None:
         return None

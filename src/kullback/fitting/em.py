@@ -80,10 +80,7 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
 
 
 def _data(target: Any) -> Samples | None:
-    """Return weighted points for a target: its draws or quadrature nodes of its density.
-
-    The result is None if the target has neither draws nor a density of one number.
-    """
+    """Return weighted points, a target's draws or quadrature nodes; None without draws or a density of one number."""
     if isinstance(target, Samples):
         return target
     if not isinstance(target, Distribution) or target.event_shape or target.batch_shape:
@@ -107,11 +104,7 @@ def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
 def _maximized(
     q: MixtureSameFamily, data: Samples, weights: Tensor, family: Family
 ) -> dict[str, Tensor] | None:
-    """Return the free parameters that maximize, for each component, the weighted likelihood of the draws.
-
-    `weights` are the weights of the draws for each component, shape (n, components). The result is None if no closed
-    form exists.
-    """
+    """Return the likeliest free parameters for `weights`, shape (n, components); None without a formula."""
     part: Any = q.component_distribution
     fixed = frozenset(name.rpartition(".")[2] for name in family.constant)
     x = upcast(data.tensor)

@@ -66,10 +66,7 @@ def nearest(
 
 
 def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """Return `x`, an end of a support, rounded outwards to `dtype`, so that the target stays inside the support.
-
-    `side` is -1 for the lower end and 1 for the upper end.
-    """
+    """Return `x`, the lower (`side` -1) or upper (1) end of a support, rounded outwards to `dtype`."""
     rounded = x.to(dtype)
     further = torch.nextafter(rounded, torch.full_like(rounded, side * torch.inf))
     return torch.where(side * (rounded.to(x.dtype) - x) < 0, further, rounded).to(x.dtype)
@@ -152,10 +149,7 @@ def _classes(
 
 
 def _shares(draws: Samples, count: int, *, one_hot: bool) -> Tensor | None:
-    """Return the relative frequency of each of `count` classes in draws; None if the draws are not such classes.
-
-    If `one_hot`, a draw is a one-hot vector instead of the index of a class.
-    """
+    """Return the frequency of each of `count` classes in draws, one-hot vectors if `one_hot`; else None."""
     weights, size = normalized_weights(draws), draws.tensor.shape[-1]
     if one_hot:
         return torch.tensordot(weights, upcast(draws.tensor), 1) if size == count else None
@@ -182,10 +176,7 @@ def _probabilities(d: Distribution) -> Tensor | None:
 
 
 def _mean_of_components(of: Callable[[Distribution], Tensor | None], d: Distribution) -> Tensor | None:
-    """Return the weighted mean of the vectors `of(component)` over the components of a mixture `d`.
-
-    The result is None if `d` is not a mixture, or if `of` returns None.
-    """
+    """Return the weighted mean of `of(component)` over the components of a mixture `d`; None for others."""
     if not isinstance(d, MixtureSameFamily) or (vectors := of(d.component_distribution)) is None:
         return None
     return (torch.exp(log_weights_of(d)).unsqueeze(-1) * vectors).sum(-2)
@@ -329,12 +320,10 @@ def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)
         return df[..., None, None] * (root @ root.mT), of_df + _log_det(root)
-    if (
-        not isinstance(to, MixtureSameFamily)
-        or (of_parts := _matrix_means(to.component_distribution)) is None
-    ):
+    of_parts = _matrix_means(to.component_distribution) if isinstance(to, MixtureSameFamily) else None
+    if of_parts is None:
         return None
-    (matrices, log_dets), weights = of_parts, torch.exp(log_weights_of(to))
+    (matrices, log_dets), weights = of_parts, torch.exp(log_weights_of(cast("MixtureSameFamily", to)))
     return (weights[..., None, None] * matrices).sum(-3), (weights * log_dets).sum(-1)
 
 

@@ -36,14 +36,8 @@ class FitSettings(NamedTuple):
 class FitProblem(NamedTuple):
     """A family with its start, the target and the options of a fit.
 
-    Attributes:
-        q: the start, in float64, with the batch shape of the fit.
-        target: the target: a distribution in float64, draws, or a log-density.
-        objective: the function of q that the fit minimizes.
-        kind: the divergence.
-        family: the free and fixed parameters of q.
-        fixed: the names of fixed parameters.
-        settings: the options.
+    The start `q`, in the batch shape of the fit, and a distribution `target` are in float64. The target may also be
+    draws or a log-density.
     """
 
     q: Distribution
@@ -86,10 +80,7 @@ def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: Fit
 def as_answer(
     distribution: Any, q: Any, before: Estimate, after: Estimate, minimum: Minimum, shape: torch.Size
 ) -> MethodAnswer:
-    """Return a minimum as a `MethodAnswer`.
-
-    The answer counts as converged if the minimization converged and the error of the value `after` is small.
-    """
+    """Return a minimum as a `MethodAnswer`, converged only if the error of the value `after` is small too."""
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
     )
@@ -103,11 +94,7 @@ def as_answer(
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function of u that returns the values of `function` and the gradients of the values.
-
-    u has shape (elements, parameters), and the value of an element depends only on its row of u. The values have shape
-    (elements,), and the gradients have the shape of u.
-    """
+    """Return a function of u that returns `function`'s value for each row of u, and the gradients, in u's shape."""
 
     def both(u: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

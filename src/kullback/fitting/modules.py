@@ -41,10 +41,12 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
             instead="module.requires_grad_()",
         )
 
-    def at(u: Tensor) -> Any:
+    def named(u: Tensor) -> dict[str, Tensor]:
         parts = u.reshape(-1).split([x.numel() for x in free.values()])
-        named = {name: part.reshape(x.shape) for (name, x), part in zip(free.items(), parts, strict=True)}
-        d = functional_call(double, named, ())
+        return {name: part.reshape(x.shape) for (name, x), part in zip(free.items(), parts, strict=True)}
+
+    def at(u: Tensor) -> Any:
+        d = functional_call(double, named(u), ())
         if not isinstance(d, Distribution):
             raise invalid_type(
                 "fit",
@@ -60,9 +62,7 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
     check_bijective("fit", "q", start)
     before = objective.measure_for(settings.method, start)
     if before is None:
-        descent = descend(at, u, start, objective, settings)
-        best = descent.u
-        result = descent.answer
+        best, result = descend(at, u, start, objective, settings)
     else:
         steps = minimized if u.numel() <= _MOST_DENSE else _limited_memory
         minimum = steps(lambda u: objective.try_measure(at(u)).value.sum().reshape(1), u, settings)
@@ -72,8 +72,8 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
             result = result._replace(notes=("`above` assumes a curvature of at least 1 in every direction.",))
     with torch.no_grad():
         parameters = dict(module.named_parameters())
-        for name, part in zip(free, best.reshape(-1).split([x.numel() for x in free.values()]), strict=True):
-            parameters[name].copy_(part.reshape(parameters[name].shape))
+        for name, x in named(best).items():
+            parameters[name].copy_(x)
         distribution = module()
         if before is not None:
             after = _summed(objective.try_measure(upcast_copy(distribution)))
@@ -90,8 +90,7 @@ def _summed(estimate: Any) -> Any:
 def _limited_memory(values: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
     """Return the minimum over many parameters by torch's L-BFGS.
 
-    The gradient g alone decides convergence. The number g' g / 2 replaces g' H^-1 g / 2, the estimate of the difference
-    between the value and the minimum.
+    The gradient g alone decides convergence: g' g / 2 estimates the difference between the value and the minimum.
     """
     function, u = value_and_gradient(values), start.clone()
     optimizer = torch.optim.LBFGS(

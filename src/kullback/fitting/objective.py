@@ -40,11 +40,7 @@ class Objective(ABC):
 
     @abstractmethod
     def measure(self, q: Distribution) -> Estimate:
-        """Return the value at a distribution, with a bound on the error of the value.
-
-        Raises:
-            NoRuleError: no deterministic rule computes the value.
-        """
+        """Return the value at q and a bound on its error; raise NoRuleError without a deterministic rule."""
 
     def measure_or_draw(self, q: Distribution, generator: torch.Generator | None) -> Estimate:
         """Return the value at a distribution; if no deterministic rule computes the value, estimate it from draws."""
@@ -65,10 +61,7 @@ class Objective(ABC):
             raise
 
     def try_measure(self, q: Distribution) -> Estimate:
-        """Return the value even if its error exceeds the tolerance; a value with an error above 1 % becomes infinite.
-
-        The error is relative to 1 + |value|.
-        """
+        """Return the value even if its error exceeds the tolerance; infinity if it exceeds 1 % of 1 + |value|."""
         try:
             return self.measure(q)
         except ConvergenceError as short:
@@ -132,11 +125,7 @@ class LikelihoodObjective(Objective):
 
 
 def is_categorical(q: object) -> bool:
-    """Return whether `q` can be fitted to draws of text.
-
-    This is so if `q` is the class Categorical, an instance of this class, a mixture of such instances, or finite
-    probabilities such as `Logits`.
-    """
+    """Return whether `q` can be fitted to text: Categorical, an instance or mixture of it, or finite probabilities."""
     if isinstance(q, MixtureSameFamily):
         return is_categorical(q.component_distribution)
     return isinstance(q, Categorical | Representation) or (isinstance(q, type) and issubclass(q, Categorical))

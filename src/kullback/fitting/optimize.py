@@ -45,16 +45,9 @@ Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Minimum(NamedTuple):
-    """The final point of each batch element.
+    """The final points of a batch, shape (elements, parameters) for `u` and `gradient`, else (elements,).
 
-    Attributes:
-        u: the points, shape (elements, parameters).
-        value: the values at the points, shape (elements,).
-        gradient: the gradients at the points, shape (elements, parameters).
-        above: estimates of the differences between the values and the minima, shape (elements,).
-        converged: whether `above` is within the tolerance, shape (elements,).
-        iterations: the numbers of steps, shape (elements,).
-        history: the values before the first step and after every step, each of shape (elements,).
+    `above`, `converged`, `iterations` and `history` mean the same as in `Fit`.
     """
 
     u: Tensor
@@ -72,14 +65,8 @@ def lower_of(first: Minimum, other: Minimum, tol: float) -> Minimum:
     steps = max(len(first.history), len(other.history))
     padded = [[*x.history, *[x.history[-1]] * (steps - len(x.history))] for x in (first, other)]
     history = [torch.where(better, y, x) for x, y in zip(*padded, strict=True)]
-    u, gradient = (
-        torch.where(better[:, None], y, x) for x, y in ((first.u, other.u), (first.gradient, other.gradient))
-    )
-    value, above, converged, iterations = (
-        torch.where(better, getattr(other, name), getattr(first, name))
-        for name in ("value", "above", "converged", "iterations")
-    )
-    return Minimum(u, value, gradient, above, converged, iterations, history)
+    both = zip(first[:-1], other[:-1], strict=True)
+    return Minimum(*(torch.where(better[:, None] if x.ndim > 1 else better, y, x) for x, y in both), history)
 
 
 def minimize(
@@ -129,10 +116,9 @@ def _descended(
     history: list[Tensor],
     update: Callable[[int, int | None], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take quasi-Newton steps from u, append the values to `history`, and return the final points.
+    """Take at most `steps` quasi-Newton steps from u, of value f and gradient g, and append the values to `history`.
 
-    `f` and `g` are the values and the gradients at u, and `steps` is the largest number of steps. The result has the
-    final points, values and gradients, estimates of the differences to the minima, and the numbers of steps.
+    The results are the final points, values and gradients, estimates above the minima, and the numbers of steps.
     """
     elements, size = u.shape
     identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
@@ -180,11 +166,9 @@ def _line_search(
     t: Tensor,
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return step lengths that meet the weak Wolfe conditions, and the values and gradients after these steps.
+    """Return step lengths that meet the weak Wolfe conditions, or 0, and the values and gradients after these steps.
 
-    The length is 0 if no step along `direction` lowers the value. `f` and `g` are the values and the gradients at u,
-    and `derivative` is the directional derivative at u. `t` is the first length to try, and `active` is a mask of the
-    elements that take a step.
+    `derivative` is the directional derivative at u, `t` the first length, and `active` masks the elements that step.
     """
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g

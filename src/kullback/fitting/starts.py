@@ -57,8 +57,7 @@ def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
 def _standard(family: Any, to: Any) -> Distribution:
     """Return the standard member of a class, in the batch shape of `to`.
 
-    A parameter has the value that the family's record in `FAMILIES` declares as its start. Without such a value, a
-    positive parameter is 1, a parameter between 0 and 1 is 1/2, and any other parameter is 0.
+    Without a start in the family's record, a positive parameter is 1, one between 0 and 1 is 1/2, and others are 0.
     """
     accepted = inspect.signature(family.__init__).parameters
     ranges: Any = family.arg_constraints if isinstance(family.arg_constraints, dict) else {}
@@ -70,12 +69,9 @@ def _standard(family: Any, to: Any) -> Distribution:
     ]
     names = names or [name for name in ("logits",) if name in ranges and ranges[name].event_dim == 0]
     shape = to.batch_shape if isinstance(to, Distribution) else torch.Size()
-    vector = isinstance(to, Distribution) and bool(to.event_shape)
-    if (
-        not names
-        or vector
-        or any(ranges[name].is_discrete or ranges[name].event_dim for name in names if name in ranges)
-    ):
+    is_vector = isinstance(to, Distribution) and bool(to.event_shape)
+    declared = [ranges[name] for name in names if name in ranges]
+    if not names or is_vector or any(x.is_discrete or x.event_dim for x in declared):
         raise invalid_value(
             "fit",
             "q",
@@ -99,10 +95,7 @@ _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
 def other_starts(problem: FitProblem) -> Iterator[Tensor]:
-    """Yield a start, in unconstrained parameters, for each component of a mixture, in the order of decreasing weight.
-
-    For a target that is not a mixture, there are no additional starts.
-    """
+    """Yield a start, in unconstrained parameters, for each component of a mixture target, by falling weight."""
     target, family = problem.target, problem.family
     if not isinstance(target, MixtureSameFamily):
         return
@@ -120,10 +113,7 @@ def other_starts(problem: FitProblem) -> Iterator[Tensor]:
 
 
 def _own(components: Distribution, k: int, family: Family) -> Values | None:
-    """Return the parameters of component k as parameters of q; None if their names or shapes differ.
-
-    The class of the component must be the class of q.
-    """
+    """Return the parameters of component k, of q's class, as parameters of q; None if names or shapes differ."""
     leaves, axis = read_family(components, frozenset()).free, len(components.batch_shape) - 1
     values: dict[str, Tensor] = {}
     for name, leaf in family.free.items():
@@ -137,11 +127,7 @@ def _own(components: Distribution, k: int, family: Family) -> Values | None:
 
 
 def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
-    """Return the means and standard deviations of the components.
-
-    Without finite moments, return the mean and standard deviation of normal distributions with the quartiles of draws
-    from the components.
-    """
+    """Return the means and deviations of the components; if infinite, those of normals with the quartiles of draws."""
     with suppress(NotImplementedError):
         mean, scale = components.mean, components.variance.sqrt()
         if bool((mean + scale).isfinite().all()):
@@ -153,10 +139,7 @@ def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
 
 
 def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int) -> Distribution:
-    """Return a normal distribution with the mean and standard deviation (or covariance matrix) of component k.
-
-    `moments` is the result of `_moments`; None if the components are multivariate normal.
-    """
+    """Return a normal distribution with the mean and spread of component k; `moments` is None for normal vectors."""
     if moments is None:
         return MultivariateNormal(
             components.loc[..., k, :], scale_tril=components.scale_tril[..., k, :, :], validate_args=False
@@ -170,8 +153,7 @@ def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int)
 def _values(problem: FitProblem, near: Any) -> Values | None:
     """Return the parameters of the member of q's family with the smallest KL(near || q).
 
-    Without a formula for this member, return q's parameters, but with the mean of `near` as loc and the standard
-    deviation of `near` as scale. If q has no free loc, or the shapes differ, return None.
+    Without a formula, `near` gives the loc and the scale. If q has no free loc, or the shapes differ, return None.
     """
     q, family, fixed = problem.q, problem.family, problem.fixed
     try:

@@ -101,9 +101,8 @@ def descend(
     count = mean.shape[-1]
     # For an expected gradient of 0, the sum of (mean / error)^2 over the parameters has the mean `count` and the
     # variance 2 `count`, approximately. The limit is six standard deviations above this expectation.
-    is_zero = ((mean / error.clamp(min=1e-300)) ** 2).clamp(max=1e6).sum(-1) <= count + 6 * math.sqrt(
-        2 * count
-    )
+    squares = ((mean / error.clamp(min=1e-300)) ** 2).clamp(max=1e6).sum(-1)
+    is_zero = squares <= count + 6 * math.sqrt(2 * count)
     above = (mean**2).sum(-1) / 2
     converged = is_zero | (above <= max(settings.tol, _TOL) * (1 + after.value.reshape(-1).abs().sum()))
     converged = (

@@ -92,11 +92,7 @@ class DensityTarget(ContinuousTarget):
         return about + self.mean_of(lambda at, about: at.x - about, about)
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation.
-
-        One integral gives both moments, unless cancellation in the variance requires a second integral. The result is
-        None for an empty batch.
-        """
+        """Return the mean and the deviation, from one integral unless digits cancel; None for an empty batch."""
         if not self.shape.numel():
             return None
         about = self._center()
@@ -236,11 +232,7 @@ class MixedTarget(ContinuousTarget):
 
 
 def target_of(d: Distribution) -> MeanTarget | None:
-    """Return a distribution of numbers, or of vectors of independent numbers, as a target.
-
-    A mixture of distributions of vectors of independent numbers is also accepted. For other distributions, the result
-    is None.
-    """
+    """Return numbers, vectors of independent numbers or mixtures of such vectors as a target, or None for others."""
     if isinstance(d, Independent) and not overrides_density(d):
         return target_of(d.base_dist)
     if isinstance(d, MixtureSameFamily) and d.event_shape and not overrides_density(d):
@@ -258,10 +250,7 @@ def target_of(d: Distribution) -> MeanTarget | None:
 
 
 def nodes_of(density: Density) -> tuple[Tensor, Tensor]:
-    """Return quadrature nodes and weights, both of shape (nodes,), for means of smooth functions under one density.
-
-    The weights have the sum 1.
-    """
+    """Return quadrature nodes and weights of sum 1, shape (nodes,), for means of smooth functions under one density."""
     nodes: list[Tensor] = []
     _integrated(density.mapped(lambda x: x.reshape(1)), lambda at: at.x, torch.Size(), [], False, nodes)
     x, weights = nodes[0].reshape(-1), nodes[1].reshape(-1)
@@ -332,10 +321,7 @@ def _integrated(
 
 
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
-    """Return a mask of the batch elements whose integrand is not negligible at the outermost points.
-
-    `log_p` is the log-density at the points, and `f` the statistic.
-    """
+    """Return a mask of the elements whose integrand, e^log_p times `f`, is not negligible at the outermost points."""
     log_f = log_p + torch.log(f.abs())
     log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
     outermost = log_p < _FAR_OUT

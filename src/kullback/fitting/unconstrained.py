@@ -55,14 +55,9 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """The parameters of a distribution, and a function that makes the distribution from parameters.
+    """The parameters of a distribution by name, and a function `make` from the values of all to the distribution.
 
-    Attributes:
-        free: the free parameters, by name.
-        constant: the fixed and the discrete parameters, by name.
-        shape: the batch shape.
-        dtype: the dtype of the distribution.
-        make: a function from the values of all parameters to the distribution.
+    `constant` are the fixed and the discrete parameters. `shape` is the batch shape.
     """
 
     free: dict[str, Leaf]
@@ -133,10 +128,7 @@ class Family:
 
 
 def bijection_to(constraint: Any) -> Any:
-    """Return torch's bijection from real numbers to the range of a constraint.
-
-    If no bijection is registered for the constraint, return the transform that `transform_to` gives.
-    """
+    """Return torch's bijection from real numbers to a range, or else the transform of `transform_to`."""
     try:
         return biject_to(constraint)
     except NotImplementedError:

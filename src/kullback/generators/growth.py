@@ -100,22 +100,17 @@ def pair_of_ratio(d: Tensor) -> FinitePair:
 
 
 def is_normalized(kind: Divergence) -> bool:
-    """Return whether f'(1) = 0, no term is NaN where p = 0 or q = 0, and the derivatives are finite there. kullback's
-    own divergences meet these conditions. A user's divergence may violate them.
+    """Return whether f'(1) = 0, no term is NaN where p = 0 or q = 0, and the derivatives are finite there.
 
-    Raises:
-        ArgumentValueError: `derivatives` does not match `terms`, the terms are not terms of a divergence, or an
-            overridden `total` is NaN where a probability is 0.
+    kullback's own divergences meet these conditions. A user's may not, and an inconsistent one raises an error.
     """
     return _stated_growth(kind) is not None or _read(kind).is_normalized
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the terms of a user's divergence after the tangent of f at 1 is subtracted from f, and the derivatives of
-    these terms.
+    """Return a user's terms minus the tangent of f at 1, and their derivatives with respect to log p and to log q.
 
-    The masses have max(p, q) = 1 and log(p / q) = d. The three results have the shape of d: the terms, and their
-    derivatives with respect to log p and to log q.
+    The masses have max(p, q) = 1 and log(p / q) = d. The three results have the shape of d.
     """
     return _less_tangent(kind, d, _read(kind).multiples)
 
@@ -166,11 +161,7 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return `_Reading.multiples`, which are the slope f'(1), a and b.
-
-    The two results of `kind.derivatives` add up to the terms plus a p + b q. This equation at two values of log(p / q)
-    gives a and b. The slope is the first result at p = q = 1, minus a.
-    """
+    """Return `_Reading.multiples`; the two derivatives sum to the terms plus a p + b q, which gives a and b."""
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)
     excess = torch.linalg.solve(torch.stack(pair[:2], -1)[1:], (by_p + by_q - kind.terms(pair))[1:])
@@ -215,8 +206,7 @@ def _check_total(kind: Divergence) -> None:
 def _check_derivatives(kind: Divergence) -> None:
     """Raise if the derivatives of a user's divergence disagree with difference quotients of its terms.
 
-    A derivative may differ from its difference quotient by a constant times p or times q, because the normalization of
-    P and Q removes such a difference.
+    A constant times p or times q may differ, because the normalization of P and Q removes it.
     """
     d = torch.tensor(_CHECKED, dtype=torch.float64, device="cpu")
     log_p, log_q = d.clamp(max=0), -d.clamp(min=0)
@@ -245,10 +235,7 @@ def _check_derivatives(kind: Divergence) -> None:
 
 
 def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
-    """Return the measured growth of `terms(d)` as |d| grows, for d with the sign `sign`.
-
-    `terms` is a function of d = log(p / q) that returns term / max(p, q).
-    """
+    """Return the measured growth of `terms(d)`, term / max(p, q) at d = log(p / q), for a growing d of this sign."""
     for reach in _REACHES:
         d = sign * torch.tensor([reach / 4, reach / 2, reach], dtype=torch.float64, device="cpu")
         first, second, third = terms(d).tolist()

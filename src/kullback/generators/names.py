@@ -114,11 +114,7 @@ def _usage(kind: type[Divergence]) -> str:
 
 
 def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, float] | None:
-    """Return the arguments of the call of `kind` that a name such as ``"js:0.1:scaled"`` means.
-
-    `parts` are the parts of the name after its first colon, here ``["0.1", "scaled"]``. The result is None if `parts`
-    are not parameters of `kind`.
-    """
+    """Return the arguments that parts such as ``["0.1", "scaled"]`` of a name mean for `kind`, or None."""
     numbers, flags = _numbers_and_flags(kind)
     arguments: dict[str, float] = {part: True for part in parts if part in flags}
     texts = [part for part in parts if part not in flags]

@@ -147,10 +147,7 @@ class OwnTerms(OfRatio):
 
 
 def with_limits(kind: Divergence) -> Divergence:
-    """Return a divergence that satisfies f'(1) = 0 and whose terms are not NaN where a mass is 0.
-
-    The result is `kind` if `kind` meets these conditions, and `OwnTerms(kind)` if not.
-    """
+    """Return `kind`, or `OwnTerms(kind)` unless f'(1) = 0 and no term is NaN where a mass is 0."""
     return kind if is_normalized(kind) else OwnTerms(kind)
 
 
@@ -269,9 +266,6 @@ class FDivergence(OfRatio):
     def _slope(self, r: Tensor) -> Tensor:
         return torch.func.grad(lambda x: self.f(x).sum())(r)
 
-    def _bend(self, r: Tensor) -> Tensor:
-        return torch.func.grad(lambda x: self._slope(x).sum())(r)
-
     @functools.cached_property
     def growth(self) -> Growth:  # pyright: ignore[reportIncompatibleMethodOverride]
         with torch.no_grad():
@@ -310,7 +304,7 @@ class FDivergence(OfRatio):
         step = torch.expm1(d)
         value, slope = torch.zeros_like(d), torch.zeros_like(d)
         for s, weight in _RULE:
-            bend = weight * self._bend(1 + s * step)
+            bend = weight * torch.func.grad(lambda r: self._slope(r).sum())(1 + s * step)
             value, slope = value + (1 - s) * bend, slope + bend
         scale = torch.exp(-d.clamp(min=0))
         return (value * step * step * scale).clamp(min=0), slope * step * torch.exp(d.clamp(max=0))

@@ -97,10 +97,7 @@ class Alpha(BuiltIn):
 
 
 def _alpha_series(alpha: float) -> list[float]:
-    """Return the power series of (e^x - 1 - alpha (e^(x / alpha) - 1)) alpha / (alpha - 1) at x = 0.
-
-    The list has the coefficients of x^2, x^3, ..., which are SERIES_TERMS numbers.
-    """
+    """Return the coefficients of x^2, x^3, ... of (e^x - 1 - alpha (e^(x / alpha) - 1)) alpha / (alpha - 1)."""
     inverse = 1 / alpha  # powers of a large alpha would overflow
     return [sum([inverse**k for k in range(n - 1)]) / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 

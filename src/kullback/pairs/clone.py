@@ -26,10 +26,7 @@ _CONTAINERS = (Distribution, Transform, list, tuple)
 
 
 def with_tensors(thing: Any, change: Change, copies: dict[int, Any] | None = None) -> Any:
-    """Return a copy of a distribution or transform with `change` applied once to every tensor in it.
-
-    `copies` has the copies that are made already, by the identities of the originals.
-    """
+    """Return a copy of `thing` with `change` applied once to every tensor in it; `copies` has the earlier copies."""
     copies = {} if copies is None else copies
     if id(thing) in copies:
         return copies[id(thing)]
@@ -54,11 +51,7 @@ def with_tensors(thing: Any, change: Change, copies: dict[int, Any] | None = Non
 
 
 def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribution:
-    """Return `d`, or a copy with parameters that autograd can save; raise for other tensors.
-
-    A parameter must be dense and real, and must have values. In the copy, shapes that were tuples or lists are of type
-    `torch.Size`.
-    """
+    """Return `d`, or a copy with shapes of type `torch.Size` and dense parameters; raise unless they are real."""
     if have_ordinary_tensors(d):
         return d
     d = with_torch_sizes(d)
@@ -113,11 +106,7 @@ def with_torch_sizes(d: Distribution) -> Distribution:
 
 
 def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
-    """Return the tensors in distributions or transforms, and in all distributions and transforms inside them.
-
-    With `of_parameters`, the result has only the floating-point parameters, not the tensors that torch derives from
-    them.
-    """
+    """Return the tensors in distributions or transforms; with `of_parameters`, only the floating-point parameters."""
     tensors: list[Tensor] = []
     waiting: deque[Any] = deque(things)
     visited: set[int] = set()  # a transform and its inverse may refer to each other
@@ -151,10 +140,7 @@ def are_valid(d: Distribution) -> bool:
 
 
 def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
-    """Return a mask of the numbers in x that satisfy a constraint.
-
-    If the constraint is on a vector or matrix, the mask has size 1 along the dimensions of the vector or matrix.
-    """
+    """Return a mask of the numbers in x that satisfy a constraint, with size 1 along the dimensions of its events."""
     inside = constraint.check(x)
     return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside
 
@@ -166,10 +152,7 @@ def zero_of(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def parameters_of(*things: Any) -> list[Tensor]:
-    """Return the floating-point parameters, without the tensors that torch derives from them.
-
-    Derivatives with respect to such derived tensors may be infinite.
-    """
+    """Return the floating-point parameters. Derivatives with respect to derived tensors of torch may be infinite."""
     return _tensors_in(*things, of_parameters=True)
 
 

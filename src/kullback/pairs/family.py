@@ -260,17 +260,10 @@ def _overriding_class(kind: type, method: str) -> type | None:
     if key in _OVERRIDING:
         return _OVERRIDING[key]
     own = next((i for i, each in enumerate(kind.__mro__) if method in vars(each)), len(kind.__mro__))
-    before = next(
-        (
-            i
-            for i, each in enumerate(kind.__mro__)
-            if each in FAMILIES or (is_of_torch(each) and each not in _BASES)
-        ),
-        0,
-    )
+    known = [each in FAMILIES or (is_of_torch(each) and each not in _BASES) for each in kind.__mro__]
+    before = known.index(True) if True in known else 0
     overriding = kind.__mro__[own] if own < before else None
-    if (
-        not torch.compiler.is_compiling()
-    ):  # a compiled graph that writes to a dict which it has read is traced again
+    # A compiled graph that writes to a dict which it has read is traced again.
+    if not torch.compiler.is_compiling():
         _OVERRIDING[key] = overriding
     return overriding

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, ExitStack
 
 from torch import Tensor
 from torch.distributions import Distribution
@@ -65,27 +64,8 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
 OURS.add(_serve)
 
 
-class Installation:
-    """The result of `install`.
-
-    Used as a context manager, this object restores torch's previous rules at the end of the block.
-    """
-
-    def __init__(self, *, was_installed: bool) -> None:
-        self._was_installed = was_installed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._was_installed:
-            uninstall()
-
-
 @by_name()
-def install() -> Installation:
+def install() -> AbstractContextManager[object]:
     r"""Let kullback answer `torch.distributions.kl_divergence`, in this process, until `uninstall`.
 
     .. math:: \text{torch.distributions.kl\_divergence}(p, q) = \text{kullback.kl\_divergence}(p, q)
@@ -116,15 +96,16 @@ def install() -> Installation:
     References:
         TensorFlow Distributions (Dillon et al., 2017)
     """
+    at_exit = ExitStack()
     with _lock:
-        was_installed = bool(REPLACED)
-        if not was_installed:
+        if not REPLACED:
+            at_exit.callback(uninstall)
             # The entry for the least specific pair is used for all pairs without a rule in torch. This entry never
             # precedes a rule of a third party.
             of_torch = [pair for pair, rule in registry().items() if is_of_torch(rule)]
             anything = [_ANYTHING] if _ANYTHING not in registry() else []
             _enter(dict.fromkeys([*of_torch, *anything, *user_pairs()]))
-    return Installation(was_installed=was_installed)
+    return at_exit
 
 
 @by_name()

@@ -49,12 +49,8 @@ class _Variant(NamedTuple):
 class NativeForm:
     """The kernel of a closed form, or two kernels, for logits and for probabilities.
 
-    Arguments:
-        function: the closed form in plain torch, which computes second derivatives.
-        code: the kernel, or the kernel for logits if `CHOICE` is among the parameters.
-        type_p: the family of P, whose record has the names of P's parameters. The record may be registered after the
-            closed form.
-        type_q: the family of Q, whose record has the names of Q's parameters.
+    `function` is the closed form in plain torch, which computes second derivatives. `code` is the kernel, or the kernel
+    for logits if `CHOICE` is among the parameters. The records of both types name the parameters, and may come later.
     """
 
     def __init__(self, function: FormFunction, code: Code, type_p: type, type_q: type) -> None:

@@ -70,11 +70,9 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
     ends = _checked_ends(call, argument, d.base_dist)
     for step in parts_of_maps(d.transforms):
         domain = _ends_of(step.domain)
-        if (
-            ends is None
-            or domain is None
-            or not can_inspect_all(x for x in (*ends, *domain) if x is not None)
-        ):
+        if ends is None or domain is None:
+            return None
+        if not can_inspect_all(x for x in (*ends, *domain) if x is not None):
             return None
         if not _is_inside(ends, domain):
             inverse = inverted_by(step)
@@ -97,11 +95,8 @@ def _ends_of(constraint: object) -> Ends | None:
         constraint = getattr(constraint, "base_constraint")  # noqa: B009
     ends = (getattr(constraint, name, None) for name in ("lower_bound", "upper_bound"))
     low, high = (None if x is None else upcast(tensor_of(x, torch.float64)) for x in ends)
-    if (low is None and high is None and constraint is not constraints.real) or getattr(
-        constraint, "is_discrete", True
-    ):
-        return None
-    return low, high
+    is_interval = constraint is constraints.real or low is not None or high is not None
+    return (low, high) if is_interval and not getattr(constraint, "is_discrete", True) else None
 
 
 def _is_inside(ends: Ends, domain: Ends) -> bool:

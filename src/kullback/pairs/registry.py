@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -55,6 +56,7 @@ SURFACES: dict[type, str] = {
     type(constraints.positive_definite): "positive-definite matrices",
 }
 """The names of event spaces whose densities have a base measure different from Lebesgue measure, by constraint."""
+_NUMBERS = "arrays of numbers"  # the name of any other space
 
 FormT = TypeVar("FormT", bound=FormFunction)
 # _MOST_CLASSES is the largest number of classes in `fused_divergence_of_logits`. Longer rows have other kernels.
@@ -280,7 +282,7 @@ def _made_plan(types: TypePair) -> Plan:
         None if own else direct,
         reductions[ways[0]] if ways else None,
         are_plain,
-        are_plain and not torch.compiler.is_compiling() and _space(types[0]) == _space(types[1]),
+        are_plain and not torch.compiler.is_compiling() and space_of(types[0]) == space_of(types[1]),
     )
     steps = [step for step in _STEPS if step.serves(plan)]
     rules_of_kl, others = ([step for step in steps if step.kinds[place]] for place in (0, 1))
@@ -290,10 +292,12 @@ def _made_plan(types: TypePair) -> Plan:
     return plan
 
 
-def _space(kind: type) -> tuple[bool | None, str | None]:
-    """Return whether events of a class of torch are discrete, and the name of their space if it is in `SURFACES`."""
-    support = getattr(kind, "support", None)  # the class attribute is the same for all parameters
-    return getattr(support, "is_discrete", None), SURFACES.get(type(support))
+def space_of(thing: Any) -> tuple[bool | None, str]:
+    """Return whether a distribution, or a class of torch, is discrete, and the name of the space of its events."""
+    with suppress(NotImplementedError, AttributeError):
+        support = thing.support
+        return support.is_discrete, SURFACES.get(type(support), _NUMBERS)
+    return None, _NUMBERS
 
 
 def _precedes(rule: ThirdPartyRule, own: tuple[UserRule, ...]) -> bool:
@@ -445,10 +449,9 @@ WIDE_RATIO = 1e150
 def renyi_form(
     *families: type, error: Callable[..., Tensor] | None = None
 ) -> Callable[[RenyiRule], RenyiRule]:
-    """Register a formula for P and Q in any of these families: a function of P, Q, the order and 1 minus the order.
+    """Register a formula, or None, of P and Q in any of these families, the order and 1 minus the order.
 
-    The formula may return None. `error` is a function of P, Q and the value that returns a bound on the rounding error.
-    If `error` is None, the common bound `_RENYI_ROUNDING` is used.
+    `error`, a function of P, Q and the value, returns a bound on the rounding error, by default `_RENYI_ROUNDING`.
     """
 
     def enter(rule: RenyiRule) -> RenyiRule:

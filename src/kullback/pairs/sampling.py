@@ -88,10 +88,9 @@ _HALF_STEP = 2.0**-31
 
 
 def quasi_draws(p: Distribution, count: int) -> Tensor | None:
-    """Return at most `count` draws of shape (draws, ..., event), or None if P has no quasi-random draws.
+    """Return at most `count` differentiable draws of shape (draws, ..., event), or None without quasi-random draws.
 
-    Draw i belongs to sequence i % SEQUENCES. All batch elements use the same normal numbers. The draws are
-    differentiable with respect to P's parameters.
+    Draw i belongs to sequence i % SEQUENCES. All batch elements use the same normal numbers.
     """
     if any(overrides(p, method) for method in ("log_prob", "sample", "rsample")):
         return None
@@ -109,10 +108,7 @@ def quasi_draws(p: Distribution, count: int) -> Tensor | None:
 
 
 def _recipe(p: Distribution) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-    """Return the number of standard normal numbers for a draw, and a function that makes draws from such numbers.
-
-    The result is None if P is not a normal distribution with torch's own methods.
-    """
+    """Return how many normal numbers a draw takes and a function from them to draws; None unless P is normal."""
     size = p.event_shape.numel()
     normal = p
     while isinstance(normal, Independent):
@@ -145,10 +141,7 @@ def _shaped(z: Tensor, p: Distribution, like: Tensor) -> Tensor:
 
 
 def _normal_numbers(count: int, size: int) -> Tensor | None:
-    """Return quasi-random standard normal numbers of shape (draws, size), or None if a Sobol sequence cannot be used.
-
-    The reason may be too few draws, or a size above the largest dimension of torch's Sobol sequences.
-    """
+    """Return quasi-random normal numbers, shape (draws, size); None for too few draws or too many Sobol dimensions."""
     length = count // SEQUENCES
     if length < _LEAST or size > SobolEngine.MAXDIM:
         return None

@@ -85,12 +85,9 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 
 
 def with_equal_outcomes(p: Any, q: Any) -> tuple[Any, Any]:
-    """Return two Categoricals over the integers from 0 on with the same number of classes.
+    """Return two Categoricals with equally many classes, by added ones of probability 0; other pairs unchanged.
 
-    The added classes have probability 0.
-
-    Other pairs are returned unchanged. The outcomes of SciPy's distributions are integers, not classes, so the outcomes
-    0 to 9 and 0 to 19 are comparable.
+    SciPy's outcomes are integers, not classes, so the outcomes 0 to 9 and 0 to 19 are comparable.
     """
     bases: list[Any] = [d.base_dist if isinstance(d, ShiftedCounts) else d for d in (p, q)]
     if not all(isinstance(base, families.Categorical) for base in bases):
@@ -224,7 +221,10 @@ class ScipyDensity(Distribution):
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
         """Draw with SciPy, with a seed from torch's generator."""
         seed = int(torch.randint(2**31, (), device="cpu"))
-        return _upcast(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
+        return _upcast(self._draws((*sample_shape, *self.batch_shape), seed))
+
+    def _draws(self, shape: tuple[int, ...], seed: int) -> Any:
+        return self.frozen.rvs(size=shape, random_state=seed)
 
 
 register_density(ScipyDensity)(black_box)
@@ -235,10 +235,7 @@ class StableDistribution(ScipyDensity):
 
 
 class StableDensity(BlackBoxDensity):
-    """The density of a stable distribution, with the tails u^-alpha of the mass beyond u.
-
-    From e^15 interquartile ranges on, the density is continued as a power of the distance.
-    """
+    """The density of a stable distribution, with tails u^-alpha, continued as a power from e^15 quartile ranges on."""
 
     reaches: ClassVar[tuple[float, float]] = (15.0, 15.0)
 
@@ -267,10 +264,8 @@ class NewScipyDensity(ScipyDensity):
     def __init__(self, frozen: Any) -> None:
         super().__init__(frozen, [_upcast(0.0), _upcast(1.0)])
 
-    def sample(self, sample_shape: Any = _ONE) -> Tensor:
-        """Draw with SciPy, with a seed from torch's generator."""
-        seed = int(torch.randint(2**31, (), device="cpu"))
-        return _upcast(self.frozen.sample(tuple(sample_shape), rng=np.random.default_rng(seed)))
+    def _draws(self, shape: tuple[int, ...], seed: int) -> Any:
+        return self.frozen.sample(shape, rng=np.random.default_rng(seed))
 
     def _log_pdf(self, x: Any) -> Any:
         return self.frozen.logpdf(x)
@@ -350,10 +345,7 @@ def _discrete(frozen: Any) -> Distribution | None:
 def _listed(
     low: Tensor, high: Tensor, log_pmf: Callable[[Any], Any], shape: torch.Size = _ONE
 ) -> Distribution | None:
-    """Return a distribution on the integers low, ..., high from its log-probabilities.
-
-    The result is None for a million integers or more, or if the probabilities do not sum to 1.
-    """
+    """Return a distribution on the integers low, ..., high; None for a million of them, or a sum other than 1."""
     if not bool((high - low < _MOST_OUTCOMES).all()):
         return None
     steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")

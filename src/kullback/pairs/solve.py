@@ -154,12 +154,9 @@ def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | 
     p, q = pair.p, pair.q
     if not (_is_masked(p) or _is_masked(q)):
         return None
-    counted: Any = True
-    bases: list[Any] = []
-    for d in (p, q):
-        mask: Any = vars(d)["_mask"] if _is_masked(d) else True
-        counted = counted & mask
-        bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
+    masks: list[Any] = [vars(d)["_mask"] if _is_masked(d) else True for d in (p, q)]
+    bases: list[Any] = [vars(d)["base_dist"] if _is_masked(d) else d for d in (p, q)]
+    counted = masks[0] & masks[1]
     result = estimate(pair.call, bases[0], bases[1], options, kind)
     return with_numbers(result, lambda x: torch.where(torch.as_tensor(counted, device=x.device), x, 0))
 
@@ -193,23 +190,25 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
             "register_kl",
             "rule",
             wanted="a function that returns a tensor of the broadcast batch shape",
-            got=f"{getattr(rule.function, '__qualname__', safe_repr(rule.function))} for {names_of(*rule.pair)}, which "
-            f"returned {safe_repr(value)}",
+            got=f"{_name_of(rule)}, which returned {safe_repr(value)}",
             instead="return torch.as_tensor(value) in the rule",
         )
     if value.is_floating_point() and value.numel() and can_inspect_all((value,)):
         least = float(value.detach().amin())
         # Rounding can make a small divergence negative, as in the difference of two logarithms.
         if least < -(torch.finfo(value.dtype).eps ** 0.5):
-            name = getattr(rule.function, "__qualname__", safe_repr(rule.function))
             raise invalid_value(
                 "register_kl",
                 "rule",
                 wanted="a function that returns KL(P || Q), which is never negative",
-                got=f"{name} for {names_of(*rule.pair)}, which returned {least:.6g}",
+                got=f"{_name_of(rule)}, which returned {least:.6g}",
                 instead="return the mean of log p - log q under P in the rule",
             )
     return _at_least_zero(value)
+
+
+def _name_of(rule: UserRule) -> str:
+    return f"{getattr(rule.function, '__qualname__', safe_repr(rule.function))} for {names_of(*rule.pair)}"
 
 
 def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
@@ -454,16 +453,20 @@ def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
         _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
         return outside_of_graphs(_by_densities)(pair, kind, options)
     from kullback.pairs.integration.mass import check_masses
-    from kullback.pairs.univariate import divergence_of_densities, method_for  # closed forms do not need it
+    from kullback.pairs.univariate import divergence_of_densities  # closed forms do not need it
 
     if not pair.p.event_shape:
         check_integrable(pair.call, pair.p, pair.q)
     p, q = in_common_unit(pair.p, pair.q, pair.dtype)
     densities = densities_of(p, q)
-    if densities is None:
+    if (
+        densities is None
+        or densities[0].integer != densities[1].integer
+        or getattr(kind, "alpha", 0) == math.inf
+    ):
         return None
-    method = method_for(*densities, kind)
-    if method is None or options.method not in ("auto", method):
+    method = "summation" if densities[0].integer else "quadrature"
+    if options.method not in ("auto", method):
         return None
     check_masses(pair.call, (p, q), densities)
     shape = batch_shape_of(p, q)

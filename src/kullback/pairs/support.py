@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -14,8 +13,8 @@ from kullback.common.dtypes import tensor_of
 from kullback.errors import P, Q, invalid_value
 from kullback.generators.growth import End as EndOfTerms, Growth
 from kullback.pairs.densities.density import Density, Tail
-from kullback.pairs.family import FAMILIES, End, Family, support_of
-from kullback.pairs.registry import SURFACES, Plan, plan_for
+from kullback.pairs.family import FAMILIES, End, Family
+from kullback.pairs.registry import Plan, plan_for, space_of
 from kullback.pairs.torch_registry import PLANS
 
 _Pair = tuple[Tensor | None, Tensor | None]
@@ -26,7 +25,6 @@ _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 _NO_LESS_THAN_KL = 0.95
 # Two tail coefficients count as equal up to the relative difference _ROUNDING, because they are rounded products.
 _ROUNDING = 1e-12
-_NUMBERS = "arrays of numbers"  # the name of a space that is not a surface
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:
@@ -52,10 +50,9 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
     plan = plan or plan_for(type(p), type(q))
     if plan.is_comparable and p.batch_shape == q.batch_shape:
         return
-    supports = support_of(p), support_of(q)
-    discrete = _is_discrete(supports[0]), _is_discrete(supports[1])
-    if None not in discrete and discrete[0] != discrete[1]:
-        names = ["a discrete distribution" if d else "a continuous one" for d in discrete]
+    (discrete_p, space_p), (discrete_q, space_q) = space_of(p), space_of(q)
+    if None not in (discrete_p, discrete_q) and discrete_p != discrete_q:
+        names = ["a discrete distribution" if d else "a continuous one" for d in (discrete_p, discrete_q)]
         raise invalid_value(
             call,
             "p, q",
@@ -63,13 +60,12 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
-    spaces = SURFACES.get(type(supports[0]), _NUMBERS), SURFACES.get(type(supports[1]), _NUMBERS)
-    if spaces[0] != spaces[1]:
+    if space_p != space_q:
         raise invalid_value(
             call,
             "p, q",
             wanted="densities over the same space",
-            got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
+            got=f"{space_p} in {type(p).__name__} and {space_q} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )
     try:
@@ -88,17 +84,8 @@ def _event(d: Distribution) -> str:
     return f"{type(d).__name__} with event_shape {tuple(d.event_shape)}"
 
 
-def _is_discrete(support: Any) -> bool | None:
-    with suppress(NotImplementedError):
-        return None if support is None else support.is_discrete
-    return None
-
-
 def is_always_infinite(p: Family, q: Family) -> bool:
-    """Return whether KL is +inf for all parameters of two families, because of the supports or the tails.
-
-    Only properties of the tails that do not depend on parameters are used.
-    """
+    """Return whether KL is +inf for all parameters of two families, by supports or by tails without parameters."""
     if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
         return False
     tails = _constant_tails(p), _constant_tails(q)
@@ -136,10 +123,7 @@ def _constant_tails(family: Family) -> tuple[Tail, Tail]:
 
 
 def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
-    """Return whether P's support extends beyond an end of Q's support, for all parameters.
-
-    An end that is given as the name of a parameter counts as finite.
-    """
+    """Return whether P's support always extends beyond an end of Q's; an end that is a parameter counts as finite."""
     if not isinstance(end_p, float) or end_q is None:
         return False
     if isinstance(end_q, str):
@@ -204,10 +188,7 @@ def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Ten
 
 
 def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
-    """Return a mask of the elements where P's support overlaps a gap between the intervals of Q's support.
-
-    The result is None if Q's support is a single interval.
-    """
+    """Return a mask of the elements where P's support overlaps a gap in Q's support, or None if Q's is one interval."""
     pieces = q.pieces()
     if pieces is None or p.integer:
         return None
@@ -221,10 +202,7 @@ def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
-    """Return a mask of the elements where P's support extends beyond the end of Q's support.
-
-    An end that is None is infinite. If Q's end is infinite, the result is None.
-    """
+    """Return a mask of the elements where P's support exceeds Q's end; an end that is None is infinite."""
     if end_q is None:
         return None
     if end_p is None:
@@ -233,10 +211,7 @@ def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> 
 
 
 def _diverges_at(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    """Return a mask of the elements where both supports have the same end and E_P[-log q] diverges at this end.
-
-    `tail` is P's tail, and `other` is Q's tail. The result is None if there are no such elements.
-    """
+    """Return a mask of the elements where both supports share the end and E_P[-log q] diverges there, or None."""
     if not (isinstance(tail.level, Tensor) or isinstance(other.level, Tensor) or other.level < tail.level):
         return None
     if end_p is end_q is None:
@@ -291,10 +266,7 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
-    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf.
-
-    The result is None if there are no such elements.
-    """
+    """Return a mask of the elements where the integral of p^alpha q^(1 - alpha) is certainly +inf, or None."""
     if 0 <= alpha <= 1:
         return None
     if alpha < 0:
@@ -320,9 +292,8 @@ def _power_diverges_at(
     if end_p is None:
         return diverges
     inside = end_p.isfinite() if same_end is None else end_p.isfinite() & ~same_end
-    return _any(
-        diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor)
-    )  # inside of its support, q is finite, like a tail of power 1
+    # Inside of its support, q is finite, like a tail of power 1.
+    return _any(diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor))
 
 
 def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> Tensor:
@@ -342,10 +313,7 @@ def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> 
 
 
 def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
-    """Return the limit of the sign of (alpha - 1) log Q(x) - alpha log P(x); 0 if it is unknown.
-
-    P(x) and Q(x) are the masses beyond x, described by `tail` and `other`.
-    """
+    """Return the limit of the sign of (alpha - 1) log Q(x) - alpha log P(x) for masses beyond x; 0 if it is unknown."""
     level, power, coefficient, level_q, power_q, coefficient_q = (
         tensor_of(x, torch.float64) for x in (*tail, *other)
     )
@@ -358,10 +326,7 @@ def _order(tail: Tail, other: Tail, alpha: float) -> Tensor:
 
 
 def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
-    """Return a mask of the elements where a divergence is certainly finite.
-
-    The mask is false unless the terms grow as powers of p / q.
-    """
+    """Return a mask of the elements where a divergence whose terms grow as powers of p / q is certainly finite."""
     result = torch.tensor(p.is_splittable() and q.is_splittable(), device="cpu")
     for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
         if end.limit < math.inf:

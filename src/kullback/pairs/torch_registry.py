@@ -25,12 +25,7 @@ OURS: set[TorchRule] = set()
 
 
 class ThirdPartyRule(NamedTuple):
-    """A rule in torch's table for a pair of types: a third party's rule, or torch's rule for exponential families.
-
-    Attributes:
-        function: the rule.
-        pair: the types that the rule is registered for.
-    """
+    """A rule in torch's table for a pair of types: a third party's, or torch's rule for exponential families."""
 
     function: TorchRule
     pair: TypePair

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -55,13 +54,6 @@ _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
 _SCALINGS = 3
 
 
-def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
-    """Return "summation" or "quadrature" for two densities, or None if neither can compute the divergence."""
-    if p.integer != q.integer or getattr(kind, "alpha", 0) == math.inf:
-        return None
-    return "summation" if p.integer else "quadrature"
-
-
 class _Pair(NamedTuple):
     """Two densities whose parameters broadcast to `shape`, the kind of divergence, and the options."""
 
@@ -88,10 +80,7 @@ class _Pair(NamedTuple):
 def divergence_of_densities(
     p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
 ) -> tuple[Tensor, Tensor]:
-    """Return the divergence of two densities and its error, of shape `shape`.
-
-    Values that are certainly infinite are not computed; they have no error and no gradient.
-    """
+    """Return the divergence of two densities and its error; certain infinities have no error and no gradient."""
     splits = p.is_splittable() and q.is_splittable()
     tensors = [*p.tensors(), *q.tensors()]
     # The parameters of a distribution with only a log_prob are not in `tensors`, so they always count as
@@ -247,10 +236,7 @@ def _in_rounds(pair: _Pair) -> Integral:
 
 
 def _computed(pair: _Pair) -> Integral:
-    """Return the integrals of the terms.
-
-    If the sum of the terms of Renyi's divergence is far from 1, it is computed from the logarithms of the terms.
-    """
+    """Return the integrals of the terms, from their logarithms where Renyi's sum of terms is far from 1."""
     result, options = _of_terms(pair), pair.options
     order = order_of(pair.kind) if isinstance(pair.kind, Renyi) else None
     if order is None or order in (0.0, 1.0):
@@ -303,10 +289,7 @@ def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
 
 
 def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target: Tolerance) -> Integral:
-    """Return the integrals of the terms of p and q.
-
-    These densities have the same values as the pair's densities, but may have other derivatives.
-    """
+    """Return the integrals of the terms of p and q, which have the values of the pair's densities."""
     if isinstance(pair.kind, KL) and (pair.splits or is_far_and_narrow(p) is None):
         reaches_out = terms.beyond is not None
         return integrate_kl(

@@ -68,8 +68,7 @@ _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 class _Full(NamedTuple):
     """A mean, and the Cholesky factor L of a covariance, or of a precision matrix if `is_precision`.
 
-    `diagonal` is the diagonal of the covariance or precision matrix, or None if it is unknown. If `is_exact`, the user
-    passed L.
+    `diagonal` is that matrix's diagonal, or None if it is unknown. If `is_exact`, the user passed L.
     """
 
     mean: Tensor
@@ -80,10 +79,7 @@ class _Full(NamedTuple):
 
 
 class _LowRank(NamedTuple):
-    """A mean and a covariance W W^T + D, as W and the diagonals of D and D^(1/2).
-
-    `whitened` has U = D^(-1/2) W and the Cholesky factor of M = I + U^T U.
-    """
+    """A mean and a covariance W W^T + D, as W, the diagonals of D and D^(1/2), and U and the root of M (`Whitened`)."""
 
     mean: Tensor
     factors: Tensor
@@ -93,7 +89,7 @@ class _LowRank(NamedTuple):
 
 
 _Side = _Full | _LowRank
-_Sides = tuple[_Full, _Full] | tuple[_Full, _LowRank] | tuple[_LowRank, _Full]
+_Sides = tuple[_Side, _Side]
 
 
 def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
@@ -241,10 +237,7 @@ def _full_to_full(root_p: Tensor, root_q: Tensor) -> Tensor:
 
 
 def _low_rank_to_full(p: _LowRank, root_q: Tensor) -> Tensor:
-    """Return `_of_covariances` for P's covariance W W^T + D, from the entries of K^-1 W and K^-1 D^(1/2).
-
-    Here K is `root_q`, the Cholesky factor of Q's covariance.
-    """
+    """Return `_of_covariances` for P's W W^T + D, from the entries of K^-1 W and K^-1 D^(1/2) for K = `root_q`."""
     total = itakura_saito(p.noise, root_q.diagonal(dim1=-2, dim2=-1) ** 2).sum(-1)
     deviations = torch.diag_embed(p.deviations)
     total = total + _squares_below(deviations, root_q, is_difference=False)
@@ -275,10 +268,7 @@ def _explained(p: _Full, q: _LowRank) -> Tensor:
 
 
 def _lower(p: _Full) -> Tensor:
-    """Return P's Cholesky factor with zeros above the diagonal.
-
-    A user's `scale_tril` may have other entries there, because torch does not check it.
-    """
+    """Return P's Cholesky factor with zeros above the diagonal, where a user's `scale_tril` may have other entries."""
     return p.root.tril() if p.is_exact else p.root
 
 
@@ -292,31 +282,23 @@ def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
 
 
 def _sides(p: Distribution, q: Distribution) -> _Sides | None:
-    """Return the parameters of two normal distributions of many dimensions, at least one with a full covariance.
+    """Return the parameters of two normals of many dimensions, at least one with a full covariance, or None.
 
-    If both were made from precision matrices, and torch's Cholesky factors are not in float64, the precision matrices
-    of Q and of P are returned, in this order. The formula of KL in these two matrices is the same as in the two
-    covariances (see `factors_of`). For any other pair, the result is None.
+    Two float32 precision matrices are returned in exchanged order, in which KL has the formula of covariances.
     """
     if p.event_shape != q.event_shape or len(p.event_shape) != 1 or p.event_shape[0] < LARGE_MATRIX:
         return None
-    if not _do_broadcast(p, q) or not can_inspect_all(parameters_of(p, q)):
-        return None
-    keeps_precisions = all(isinstance(d, MultivariateNormal) and _has_rounded_precision(d) for d in (p, q))
-    of_p, of_q = (_side(d, keeps_precision=keeps_precisions) for d in (p, q))
-    if isinstance(of_p, _Full) and isinstance(of_q, _Full):
-        return (of_q, of_p) if keeps_precisions else (of_p, of_q)
-    if isinstance(of_p, _Full) and isinstance(of_q, _LowRank):
-        return of_p, of_q
-    return (of_p, of_q) if isinstance(of_p, _LowRank) and isinstance(of_q, _Full) else None
-
-
-def _do_broadcast(p: Distribution, q: Distribution) -> bool:
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
-        return False
-    return True
+        return None
+    if not can_inspect_all(parameters_of(p, q)):
+        return None
+    keeps_precisions = all(isinstance(d, MultivariateNormal) and _has_rounded_precision(d) for d in (p, q))
+    of_p, of_q = (_side(d, keeps_precision=keeps_precisions) for d in (p, q))
+    if of_p is None or of_q is None or (isinstance(of_p, _LowRank) and isinstance(of_q, _LowRank)):
+        return None
+    return (of_q, of_p) if keeps_precisions else (of_p, of_q)
 
 
 def _side(d: Distribution, *, keeps_precision: bool) -> _Side | None:
@@ -342,10 +324,7 @@ def _has_rounded_precision(d: MultivariateNormal) -> bool:
 
 
 def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
-    """Return the mean and the Cholesky factor of a normal distribution with a full covariance.
-
-    The result is None if the factor cannot be read, or has no gradient although the user's matrix needs one.
-    """
+    """Return the mean and the Cholesky factor, or None if the factor cannot be read or lacks a needed gradient."""
     attributes = vars(d)
     name = matrix_of(d)
     root: Tensor | None = attributes.get("_unbroadcasted_scale_tril")
@@ -367,9 +346,7 @@ def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
 def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
     """Return the float64 Cholesky factor of a matrix or of its inverse, with the unexpanded batch shape of `own`.
 
-    The factor is stored for the next call, because its computation takes longer than the rest of the divergence. If
-    torch must record the computation, the factor is not stored. This is the case under a transform such as forward-mode
-    differentiation, and for an inverse whose gradient is needed.
+    The factor costs more than the rest, so it is stored for the next call, unless torch must record its computation.
     """
     needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
     if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):

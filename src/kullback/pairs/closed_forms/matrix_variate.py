@@ -151,11 +151,7 @@ def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
 
 
 def _half_step_bregman(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
-    """Return the Bregman divergence of f(x) = lgamma(x) - lgamma(x + 1/2) from a to b = a + distance.
-
-    The recurrence f(x) = f(x + 1) - log x + log(x + 1/2) shifts the arguments to values where a series in 1 / x is
-    accurate.
-    """
+    """Return the Bregman divergence of f(x) = lgamma(x) - lgamma(x + 1/2) from a to b, by a series at x + _FAR."""
     shifts = torch.arange(_FAR, dtype=a.dtype, device=a.device)
 
     def of_logarithms(more: float) -> Tensor:

@@ -119,10 +119,9 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
 
 
 def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
-    """Return KL from the parameters of P, followed by the parameters of Q.
+    """Return KL from the parameters of P and then of Q: a mean, W and D, or on at most one side a mean and a factor L.
 
-    The parameters of a low-rank covariance are the mean, W and D. At most one side has a full covariance, with the
-    mean and the Cholesky factor. W W^T + D is computed as a matrix only if that saves work.
+    W W^T + D is computed as a matrix only if that saves work.
     """
     # If the third of five parameters is Q's mean, only two parameters belong to P. Q's mean has one dimension less than
     # Q's W.
@@ -136,10 +135,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
 
 
 def _are_sums(p: FactorModel, q: FactorModel, dtype: torch.dtype) -> bool:
-    """Return whether to compute KL from W and D instead of Cholesky factors.
-
-    W and D are used for many dimensions, if no variance in D may have lost digits as the square of a deviation.
-    """
+    """Return whether KL is computed from W and D: for many dimensions, and variances that lost no digits as squares."""
     if _is_formed(p, q):
         return False
     variances = p.variances, q.variances
@@ -161,10 +157,7 @@ def _divergence_of_moments(left: tuple[Tensor, Covariance], right: tuple[Tensor,
 
 
 def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
-    """Return the mean and the covariance of a normal distribution, or None for any other distribution.
-
-    A univariate Normal counts as a vector of size 1.
-    """
+    """Return the mean and the covariance of a normal distribution or vector, or None for any other distribution."""
     if overrides_density(d) or (isinstance(d, Independent) and overrides_density(d.base_dist)):
         return None
     if isinstance(d, LowRankMultivariateNormal):
@@ -206,10 +199,7 @@ def _far(p: FactorModel, q: FactorModel) -> Tensor:
 
 
 def _from_difference(p: FactorModel, q: FactorModel) -> Tensor:
-    """Return `_far` as the integral over t in [0, 1] of (1 - t) tr (L_t^-1 (L - K))^2 with L_t = K + t (L - K).
-
-    Here L and K are the covariances of P and Q.
-    """
+    """Return `_far` as the integral over t in [0, 1] of (1 - t) times `_square` at t."""
     one = torch.ones((), dtype=q.variances.dtype, device=q.variances.device)
     return bregman_by_quadrature(lambda ts: torch.stack([_square(p, q, t) for t in ts]), 0 * one, one)
 
@@ -318,10 +308,7 @@ class _Precision(NamedTuple):
 
 
 def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
-    """Return the derivatives of KL with respect to P's mean, W and D, and Q's mean and Cholesky factor.
-
-    The result is None if products with P's precision lose digits.
-    """
+    """Return the derivatives by P's mean, W and D, and Q's mean and Cholesky factor; None if products lose digits."""
     mean_p, w, d, mean_q, root = parameters
     root, p = root.tril(), _Precision.of(w, d)
     if p.loses_digits():
@@ -338,10 +325,7 @@ def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
 
 
 def _full_to_low_rank_derivatives(parameters: Parameters) -> Parameters | None:
-    """Return the derivatives of KL with respect to P's mean and Cholesky factor, and Q's mean, W and D.
-
-    The result is None if products with Q's precision matrix lose digits.
-    """
+    """Return the derivatives by P's mean and Cholesky factor, and Q's mean, W and D; None if products lose digits."""
     mean_p, root, mean_q, w, d = parameters
     root, q = root.tril(), _Precision.of(w, d)
     if q.loses_digits():

@@ -51,10 +51,7 @@ def sum_of_dimensions(x: Tensor, dimensions: int) -> Tensor:
 def kl_independent_independent(
     p: Independent[Distribution], q: Independent[Distribution], kl: SolvePair
 ) -> Estimate:
-    """Return the sum of KL over the batch dimensions that P and Q both reinterpret as event dimensions.
-
-    If P or Q reinterprets more dimensions, KL of an `Independent` with the remaining dimensions is summed.
-    """
+    """Return the sum of KL over the dimensions that both reinterpret; further dimensions stay in an `Independent`."""
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
     each = kl(_unwrapped(p, shared), _unwrapped(q, shared))
     error = None if each.error is None else sum_of_dimensions(each.error, shared)
@@ -86,11 +83,7 @@ def fused_kl_of_bases(p: Any, q: Any) -> Tensor | None:
 def kl_transformed_transformed(
     p: TransformedDistribution, q: TransformedDistribution, kl: SolvePair
 ) -> Estimate | None:
-    """Return KL of the variables before the last transforms of P and Q that are equal and bijective.
-
-    Such transforms do not change KL. Transforms with equal values do not count as equal if their parameters are
-    different tensors that require gradients.
-    """
+    """Return KL before the last transforms that are equal, bijective and share all tensors that require gradients."""
     if same_maps(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
         if not move_apart(p.transforms, q.transforms):
             return kl(p.base_dist, q.base_dist)
@@ -116,10 +109,7 @@ def kl_of_dimensions(p: Distribution, q: Distribution, kl: SolvePair) -> Estimat
 
 
 def _in_dimensions(d: Distribution) -> Distribution:
-    """Return `d`; if `d` applies elementwise transforms to an `Independent`, return an equal `Independent`.
-
-    The base of this `Independent` is the transformed base of the original `Independent`.
-    """
+    """Return `d` with elementwise transforms of an `Independent` moved inside of it, or `d` itself."""
     base: Any = d.base_dist if type(d) is TransformedDistribution else None
     if not isinstance(base, Independent) or overrides_density(base):
         return d

@@ -76,8 +76,7 @@ class Quartiles(NamedTuple):
 def black_box(distribution: Distribution) -> BlackBoxDensity:
     """Return the density of a distribution, with quartiles from draws with a fixed seed.
 
-    Draws outside of the support do not count, because a user's class may restrict the support of its base class without
-    overriding `sample`.
+    A user's class may restrict the support without overriding `sample`, so draws outside of the support do not count.
     """
     distribution = unvalidated(distribution)
     low, high = _ends_of(distribution)

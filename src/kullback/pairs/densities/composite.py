@@ -29,10 +29,7 @@ from kullback.pairs.numerics.parameters import first_given, log_probs_of
 
 @dataclass(frozen=True)
 class MixtureDensity(Density):
-    """The density sum_k e^log_weights_k p_k(x), where p_k is the density of component k.
-
-    The components are the last dimension of `log_weights` and of the parameters of `part`.
-    """
+    """The density sum_k e^log_weights_k p_k(x); the components are the last dimension of the weights and of `part`."""
 
     log_weights: Tensor
     part: Density
@@ -168,10 +165,7 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
 @dataclass(frozen=True)
 class ZeroInflatedDensity(IntegerDensity):
-    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers x.
-
-    Here p is the probability in `part`, `log_gate` is log(gate), and `log_rest` is log(1 - gate).
-    """
+    """The probability gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers x, for p in `part`."""
 
     log_gate: Tensor
     log_rest: Tensor

@@ -44,10 +44,7 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the points `center + steps * width` and, if a width exceeds 6, points around `bend`.
-
-    At the point `bend`, the slope of the log-density changes quickly.
-    """
+    """Return `center + steps * width` and, for a width above 6, points around `bend`, where the slope changes fast."""
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
@@ -148,10 +145,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, or 1 where `high` is infinite, and a mask of the elements with an infinite `high`.
-
-        If there are no such elements, None is returned instead of the mask.
-        """
+        """Return high - low, or 1 where `high` is infinite, and the mask of these elements, or None without them."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -277,10 +271,7 @@ class Density(ABC):
         return -endless if low is None else low, endless if high is None else high
 
     def pieces(self) -> tuple[Tensor, Tensor] | None:
-        """Return the lower ends and the upper ends of the intervals whose union is the support.
-
-        The intervals are a new last dimension. The result is None if the support is a single interval.
-        """
+        """Return the lower and the upper ends of the support's intervals, a new last dimension; None for only one."""
         return None
 
     @abstractmethod
@@ -395,10 +386,7 @@ def register_density(family: type | str) -> Callable[[DensityReaderT], DensityRe
 
 
 def density_of(distribution: Distribution) -> Density | None:
-    """Return the density of a distribution, or None if no registered reader can return it.
-
-    If a distribution overrides the `log_prob` of its family, the density uses only the methods of the distribution.
-    """
+    """Return the density of a distribution, or None; an overridden `log_prob` is read without the family's formulas."""
     if overrides_density(distribution):
         return _READERS[Distribution](distribution)
     for family in type(distribution).__mro__:

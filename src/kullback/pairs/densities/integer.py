@@ -62,10 +62,7 @@ class IntegerDensity(Density):
 
 
 def last_integer(is_zero: Tensor, like: Tensor) -> Tensor:
-    """Return the last integer with mass: 0 where `is_zero` is true, else infinity.
-
-    The result has the dtype of `like`, because torch's default dtype may be half precision.
-    """
+    """Return the last integer with mass: 0 where `is_zero` is true, else infinity, in the dtype of `like`."""
     return torch.where(is_zero, 0.0, torch.inf).to(like.dtype)
 
 

@@ -266,10 +266,7 @@ class InverseMappedDensity(MappedDensity):
         return self.reaches[side] or (mask is not None and bool(mask.all()))
 
     def _at_limit(self, part: Density, side: int) -> Tensor | None:
-        """Return a mask of the elements where the end of `part` is f(-inf) or f(+inf).
-
-        The result is None if this is true of all elements, or cannot be true of any element.
-        """
+        """Return a mask of the elements where `part` ends at f(-inf) or f(+inf); None if all do, or none can."""
         end, limit = part.high if side else part.low, self.function.limits[side]
         return None if self.reaches[side] or end is None or limit is None else end == limit
 
@@ -379,10 +376,7 @@ _LOG_HALF = math.log(0.5)
 
 
 def _normal_log_mass(y: Tensor) -> Tensor:
-    """Return log Phi(y) for the standard normal distribution function Phi.
-
-    Unlike torch's `log_ndtr`, this function has a finite derivative where y^2 overflows.
-    """
+    """Return log Phi(y), with a finite derivative where y^2 overflows, unlike torch's `log_ndtr`."""
     far = y < -_FAR_OUT
     size = -y.clamp(_LEAST, -_FAR_OUT)
     asymptote = -(size**2) / 2 - torch.log(size) - HALF_LOG_2PI + torch.log1p(-1 / size**2)

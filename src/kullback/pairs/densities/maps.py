@@ -244,10 +244,9 @@ def _distribution_function(transform: CumulativeDistributionTransform) -> list[T
 
 
 def _transformed_distribution_function(d: TransformedDistribution) -> list[Transform] | None:
-    """Return the steps of the distribution function of a transformed distribution.
+    """Return the inverses of the transforms, the base's distribution function and, for a falling map, u -> 1 - u.
 
-    The steps are the inverses of the transforms, the distribution function of the base and, if the transforms decrease,
-    u -> 1 - u. The result is None if a transform is not bijective, or if the sign of its slope is unknown.
+    The result is None if a transform is not bijective, or if the sign of its slope is unknown.
     """
     sign: Any = 1
     for transform in d.transforms:
@@ -327,10 +326,7 @@ def same_maps(a: Any, b: Any) -> bool:
 
 
 def _are_known_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal, or False if Python cannot read the values.
-
-    In a graph that torch.compile must not break, only the values of constants can be read.
-    """
+    """Return whether two tensors are equal, or False if a graph, or a transform, hides the values."""
     if not torch.compiler.is_compiling():
         return can_inspect_all((a, b)) and are_equal(a, b)
     if not is_whole_graph():
@@ -341,10 +337,7 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_compared_by_attributes(a: object) -> bool:
-    """Return whether to compare `a` by its attributes instead of __eq__.
-
-    Some classes define no __eq__ by value, and torch.compile cannot trace the __eq__ of torch's transforms.
-    """
+    """Return whether to compare attributes: __eq__ may be by identity, and torch.compile cannot trace torch's."""
     if isinstance(a, Distribution):
         return True
     if not (isinstance(a, Transform) and is_of_torch(type(a))):
@@ -353,11 +346,7 @@ def _is_compared_by_attributes(a: object) -> bool:
 
 
 def _attributes(thing: object) -> Mapping[str, object]:
-    """Return the attributes that determine the values of a transform or of a distribution's density.
-
-    Private attributes of torch's transforms are caches, and private numbers of torch's distributions are settings, so
-    both are left out.
-    """
+    """Return the attributes that determine a transform or a density, without torch's private caches and settings."""
     if not is_of_torch(type(thing)):
         return vars(thing)
     is_map = isinstance(thing, Transform)
@@ -385,11 +374,7 @@ def move_apart(a: object, b: object) -> bool:
 
 
 def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
-    """Return the number of last steps that are bijective and equal in both lists.
-
-    A divergence of the mapped distributions does not depend on these steps. Steps with equal values count as different
-    if their parameters are different tensors that require gradients.
-    """
+    """Return the number of last steps that are equal, bijective and not separate tensors that require gradients."""
     count = 0
     for step, other in zip(reversed(steps), reversed(others), strict=False):
         if not (step.bijective and same_maps(step, other) and not move_apart(step, other)):

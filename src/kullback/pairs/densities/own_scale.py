@@ -71,8 +71,7 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
 def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor, Tensor, Tensor]:
     """Return `loc` and `scale`, detached where a density is much narrower than `scale`, and a mask of these elements.
 
-    A small change of the unit (loc, scale) shifts such a density by many of its widths. The derivatives with respect to
-    the unit would be sums of huge terms that cancel.
+    There, derivatives by the unit would be sums of huge terms that cancel.
     """
     is_fixed = torch.zeros_like(scale, dtype=torch.bool)
     for density in densities:
@@ -87,21 +86,14 @@ def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor,
 
 
 def is_far_and_narrow(d: Density) -> Tensor | None:
-    """Return a mask of the batch elements that have a component with a large |loc| / scale, so that x loses digits.
-
-    A density that is not a mixture counts as a single component. The result is None if no element has such a component,
-    or if the components have no location and scale.
-    """
+    """Return a mask of the elements with a component of large |loc| / scale, where x loses digits, or None."""
     far = _far_components(d)
     far = None if far is None else far.any(-1)
     return far if far is not None and bool(far.any()) else None
 
 
 def _far_components(d: Density) -> Tensor | None:
-    """Return a mask, of shape (..., components), of the components with a large |loc| / scale.
-
-    The result is None if the components have no location and scale.
-    """
+    """Return a mask, shape (..., components), of components with a large |loc| / scale; None without loc and scale."""
     own = _components(d)
     if own is None:
         return None
@@ -114,10 +106,7 @@ def _far_components(d: Density) -> Tensor | None:
 
 
 def _components(d: Density) -> tuple[Tensor, Tensor] | None:
-    """Return the locations and the scales of a density's components, both of shape (..., components).
-
-    The result is None if the components have no location and scale.
-    """
+    """Return the locations and scales of a density's components, shape (..., components); None without them."""
     is_mixture = isinstance(d, MixtureDensity)
     own = _location_and_scale(d.part if is_mixture else d)
     if own is None:
@@ -129,8 +118,7 @@ def _components(d: Density) -> tuple[Tensor, Tensor] | None:
 def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, Density, Density]:
     """Return the weights of a mixture P, and three densities in the unit of each component: the component, P and Q.
 
-    The weights, and the batches of the three densities, have shape (..., components). A component of weight 0 is
-    replaced by the component of the largest weight.
+    All have shape (..., components). The component of the largest weight replaces those of weight 0.
     """
     mixture = cast("MixtureDensity", p)
     part = mixture.part.mapped(lambda x: _with_weight(x, mixture.log_weights))

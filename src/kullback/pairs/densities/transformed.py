@@ -17,7 +17,14 @@ from torch.distributions.transforms import (
 )
 
 from kullback.pairs.densities.black_box import density_on_image, ends_after
-from kullback.pairs.densities.density import Density, Points, Tail, density_of, register_density
+from kullback.pairs.densities.density import (
+    DelegatingDensity,
+    Density,
+    Points,
+    Tail,
+    density_of,
+    register_density,
+)
 from kullback.pairs.densities.mapped import (
     EXP,
     LOG,
@@ -37,7 +44,7 @@ from kullback.pairs.numerics.parameters import dtype_of
 
 
 @dataclass(frozen=True)
-class AffineDensity(Density):
+class AffineDensity(DelegatingDensity):
     """The density of loc + scale y, where y has the density `part`. If `falls`, all scales are negative."""
 
     part: Density
@@ -93,9 +100,6 @@ class AffineDensity(Density):
         shift = 0.0 if own.low is not None and own.high is not None else torch.log(self.scale.abs())
         shift = -shift if own.low is None else shift
         return -(t + shift) if self.falls else t + shift
-
-    def tail_factor(self) -> Tensor | float:
-        return self.part.tail_factor()
 
     def lower_tail(self) -> Tail:
         return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low, -1)

@@ -46,11 +46,8 @@ def _rows(p: Classes, q: Classes) -> Tensor:
     """Return KL of one draw, from the logits or probabilities that the user passed."""
     (left, left_in_logs), (right, right_in_logs) = _weights(p), _weights(q)
     left, right = torch.broadcast_tensors(left, right)
-    shape, classes, rows = (
-        left.shape[:-1],
-        left.shape[-1],
-        RowDivergence(KL(), 1.0, left.dtype, None, left_in_logs, right_in_logs),
-    )
+    rows = RowDivergence(KL(), 1.0, left.dtype, None, left_in_logs, right_in_logs)
+    shape, classes = left.shape[:-1], left.shape[-1]
     left, right = left.reshape(shape.numel(), classes), right.reshape(shape.numel(), classes)
     return reference.row_divergence(rows, left, right).reshape(shape)
 

@@ -62,9 +62,7 @@ class HalfCauchyDensity(HalfLineDensity):
 
 @closed_form(Cauchy, Cauchy, native=ElementForm.CAUCHY)
 def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
-    """Return log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)).
-
-    Here s_p and s_q are the scales of P and Q, and d is the difference of the locations.
+    """Return log(1 + ((s_p - s_q)^2 + (m_p - m_q)^2) / (4 s_p s_q)) for the locations m and the scales s.
 
     A closed-form formula for the Kullback-Leibler divergence between Cauchy distributions (Chyzak and Nielsen, 2019)
     """
@@ -100,8 +98,7 @@ def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
 def kl_cauchy_student_t(p: Cauchy, q: StudentT) -> Tensor:
     """Return E_P[-log q] - log(4 pi s_p), from E_P log((x - m_q)^2 + c^2) = log(d^2 + (s_p + c)^2).
 
-    Here s_p is P's scale, m_q, s_q and df are Q's parameters, c = s_q sqrt(df), and d is the difference of the
-    locations.
+    Here c = s_q sqrt(df) for Q's degrees of freedom df, and d is the difference of the locations.
     """
     half, scale_p = upcast(q.df) / 2, upcast(p.scale)
     reach = upcast(q.scale) * torch.sqrt(2 * half)

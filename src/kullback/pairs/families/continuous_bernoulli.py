@@ -147,10 +147,7 @@ def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tenso
 
 @closed_form(ContinuousBernoulli, Normal, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL)
 def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for X ~ P and Q = Normal(m, s).
-
-    Here H is the entropy.
-    """
+    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X) for X ~ P and Q = Normal(m, s)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
     scale = upcast(q.scale)
     shift = (mean - upcast(q.loc)) / scale
@@ -192,10 +189,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     middle = (rest - mean) / 2  # 1/2 - smaller, up to the sign
 
     def excess(y: Tensor) -> Tensor:
-        """Return min(E X, 1 - E X) minus the mean for the logit -y.
-
-        The mean is 1/2 - L(y/2)/2 with Langevin's function L(h) = coth h - 1/h.
-        """
+        """Return min(E X, 1 - E X) minus the mean at logit -y, 1/2 - L(y/2)/2 with L(h) = coth h - 1/h."""
         near = y < 0.5
         h = torch.where(near, y, 0) / 2
         langevin = (

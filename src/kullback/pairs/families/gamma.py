@@ -160,11 +160,7 @@ def gamma_divergence(
     more: Tensor | None = None,
     faster: Tensor | None = None,
 ) -> Tensor:
-    """Return KL(Gamma(a_p, rate_p) || Gamma(a_q, rate_q)).
-
-    `more` is a_p - a_q and `faster` is rate_p - rate_q, if the caller knows these differences more exactly than the
-    parameters.
-    """
+    """Return KL(Gamma(a_p, rate_p) || Gamma(a_q, rate_q)), for exact differences `more` of a and `faster` of rates."""
     log_rates = log_ratio(rate_p, rate_q, faster)
     log_means = log_ratio(a_p, a_q, more) - log_rates
     return scaled_expm1mx(a_q, log_means, torch.log(a_p) - log_rates) + stirling_bregman(

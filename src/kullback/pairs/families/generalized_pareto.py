@@ -100,10 +100,7 @@ def _generalized_pareto_normal(p: GeneralizedPareto, loc_q: Tensor, scale_q: Ten
 
 
 def _below(c: Tensor, limit: float) -> Tensor:
-    """Return c where c < `limit`, and 0 elsewhere.
-
-    For c >= limit, a moment and KL are infinite, and the caller of the closed form returns +inf.
-    """
+    """Return c where c < `limit`, and 0 elsewhere, where a moment is infinite and the caller returns +inf."""
     return torch.where(c < limit, c, 0)
 
 

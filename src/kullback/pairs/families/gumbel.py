@@ -68,8 +68,7 @@ def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
 def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor:
     """Return e^(t + lgamma(1 + r)) - 1 - t + gamma (r - 1) - log r for t = `shift` and r = `scale_p` / `scale_q`.
 
-    Here gamma is Euler's constant. The result is computed as (e^d - 1 - d) + B, with d = t + lgamma(1 + r) and the
-    Bregman divergence B of lgamma from 1 to r.
+    This is (e^d - 1 - d) + B, with d = t + lgamma(1 + r) and the Bregman divergence B of lgamma from 1 to r.
     """
     ratio, more = (x.clamp(max=1e308) for x in (scale_p / scale_q, (scale_p - scale_q) / scale_q))
     small = ratio < 0.5  # for a small r, 1 / r may overflow
@@ -81,10 +80,7 @@ def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor
 
 
 def _lgamma_beyond_two(z: Tensor) -> Tensor:
-    """Return lgamma(2 + z), to full precision near its zero at z = 0.
-
-    Near 0 the result is the Taylor series with the coefficients (-1)^k (zeta(k) - 1) / k.
-    """
+    """Return lgamma(2 + z), near 0 by its Taylor series with the coefficients (-1)^k (zeta(k) - 1) / k."""
     series = (
         1 - EULER_GAMMA,
         0.32246703342411321824,
@@ -99,10 +95,7 @@ def _lgamma_beyond_two(z: Tensor) -> Tensor:
 
 @closed_form(Gumbel, Normal, native=ElementForm.GUMBEL_NORMAL)
 def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
-    """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2, with t = (E_P x - m) / s_q.
-
-    Here m is Q's location, r = s_p / s_q, s_p and s_q are the scales, and gamma is Euler's constant.
-    """
+    """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2; r = s_p / s_q, t = (E_P x - m_q) / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q + EULER_GAMMA * ratio
@@ -112,10 +105,9 @@ def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
 
 @closed_form(Gumbel, Laplace)
 def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
-    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q and c = (m_q - m_p) / s_p.
+    """Return log(2 / r) - gamma - 1 + r E|t - c|, with r = s_p / s_q, c = (m_q - m_p) / s_p and a standard Gumbel t.
 
-    Here m_p and m_q are the locations, s_p and s_q are the scales, gamma is Euler's constant, and t is a standard
-    Gumbel variable. With y = e^-c, E max(c - t, 0) is E1(y) = Ein(y) - log y - gamma. Hence
+    With y = e^-c, E max(c - t, 0) is E1(y) = Ein(y) - log y - gamma. Hence
     E|t - c| = gamma - c + 2 E1(y) = c - gamma + 2 Ein(y).
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -133,24 +125,16 @@ def kl_gumbel_laplace(p: Gumbel, q: Laplace) -> Tensor:
 
 
 def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
-    """Return KL(P || Gumbel(loc, scale)) for a positive X ~ P.
+    """Return KL(P || Gumbel(loc, scale)) for a positive X ~ P with the moments `p` of log X.
 
-    Arguments:
-        p: the moments of log X.
-        loc: the location of Q.
-        scale: the scale of Q.
-        mean: E X / scale.
-        log_decay: log E e^(-X / scale).
+    `mean` is E X / scale, and `log_decay` is log E e^(-X / scale).
     """
     start = within_floats(loc / scale)
     return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy
 
 
 def _cdf(d: Gumbel) -> list[Transform]:
-    """Return the elementary steps of the distribution function e^-e^-z with z = (x - loc) / scale.
-
-    Torch's own steps start from a Uniform with rounded ends, so they are not used.
-    """
+    """Return the steps of e^-e^-z, z = (x - loc) / scale; torch's own steps start from a Uniform with rounded ends."""
     z = [shift(-exact(d.loc)), scaling(-1 / exact(d.scale))]
     return [*z, ExpTransform(), scaling(-1.0), ExpTransform()]
 

@@ -52,8 +52,7 @@ class LaplaceDensity(LocationScaleDensity):
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y = |m_p - m_q| / s_p.
 
-    Here m_p and m_q are the locations of P and Q, and s_p and s_q are the scales. For y > 2, the code omits the
-    summands r and -r, because rounding would leave a difference between their derivatives.
+    For y > 2, r and -r are omitted, because rounding would leave a difference between their derivatives.
     """
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     shift = upcast(p.loc) - upcast(q.loc)
@@ -69,10 +68,7 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
 
 @closed_form(Laplace, Normal, native=ElementForm.LAPLACE_NORMAL)
 def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b).
-
-    Here b is the scale of P, s is the scale of Q, and d is the difference of the locations.
-    """
+    """Return log(2 pi s_q^2) / 2 + (2 s_p^2 + (m_p - m_q)^2) / (2 s_q^2) - 1 - log(2 s_p)."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
@@ -81,10 +77,7 @@ def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
 
 @closed_form(Laplace, Gumbel)
 def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
-    """Return t + e^-t / (1 - r^2) - log(2 r) - 1 for r < 1, with t = (m_p - m_q) / s_q and r = s_p / s_q.
-
-    Here m_p and m_q are the locations of P and Q, and s_p and s_q are the scales. For r >= 1, KL is infinite.
-    """
+    """Return t + e^-t / (1 - r^2) - log(2 r) - 1 for r = s_p / s_q < 1 and t = (m_p - m_q) / s_q; else +inf."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     light = ratio < 1

@@ -89,10 +89,7 @@ class HalfNormalDensity(HalfLineDensity):
 @closed_form(Normal, Normal, native=ElementForm.NORMAL)
 @closed_form(LogNormal, LogNormal, native=ElementForm.NORMAL)
 def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
-    """Return (d / s_q)^2 / 2 + (r^2 - 1) / 2 - log r, with r = s_p / s_q.
-
-    Here s_p and s_q are the scales of P and Q, and d is the difference of their parameters `loc`.
-    """
+    """Return ((m_p - m_q) / s_q)^2 / 2 + (r^2 - 1) / 2 - log r, with r = s_p / s_q."""
     return normal_divergence(upcast(p.loc) - upcast(q.loc), upcast(p.scale), upcast(q.scale))
 
 
@@ -125,10 +122,7 @@ def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
 
 @closed_form(Normal, Gumbel, native=ElementForm.NORMAL_GUMBEL)
 def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
-    """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q.
-
-    Here m_p and m_q are the locations of P and Q, and s_p and s_q are the scales.
-    """
+    """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     ratio = scale_p / scale_q
     shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)

@@ -140,10 +140,7 @@ def _reader(family: Family) -> DensityReader:
 
 
 def _enter_by_log_moments(p: Family, q: Family) -> None:
-    """Register the closed form of KL from the moments of log X for X ~ P.
-
-    If a kernel has the names of both families, such as `BETA_GAMMA`, this kernel is registered too.
-    """
+    """Register the closed form from the moments of log X for X ~ P, with the kernel of both names, if it exists."""
     moments_of, divergence = p.log_moments, q.from_log_moments
     assert moments_of is not None  # noqa: S101
     assert divergence is not None  # noqa: S101

@@ -52,10 +52,7 @@ _SOFTPLUS_NEAR = 0.5
 
 @closed_form(LogitRelaxedBernoulli, LogitRelaxedBernoulli)
 def kl_logit_relaxed_bernoulli(p: LogitRelaxedBernoulli, q: LogitRelaxedBernoulli) -> Tensor | None:
-    """Return d coth(d / 2) - 2, where d is the difference of the logits, or None if the temperatures differ.
-
-    P and Q are logistic distributions with equal scales.
-    """
+    """Return d coth(d / 2) - 2 for logits that differ by d (logistic P and Q), or None if the temperatures differ."""
     if not all_equal(p.temperature, q.temperature, "temperatures"):
         return None
     probabilities = probabilities_of(p), probabilities_of(q)
@@ -110,10 +107,7 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
 
 
 def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> tuple[Tensor, Tensor]:
-    """Return log(q_k / p_k) of each class k, up to a constant, and a mask of the classes without mass in P and Q.
-
-    Where the mask is true, the log-ratio is 0.
-    """
+    """Return log(q_k / p_k) up to a constant, and a mask of classes without mass in P and Q, where the ratio is 0."""
     if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         left, right = (_log_weights(d) for d in (p, q))
         empty = (left == -torch.inf) & (right == -torch.inf)

@@ -14,6 +14,7 @@ from torch.distributions import Bernoulli, Binomial, Geometric, NegativeBinomial
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import HALF_LOG_2PI, expm1mx, itakura_saito, polynomial
+from kullback.generators.divergence import times
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, Points, Tail
 from kullback.pairs.densities.integer import IntegerDensity, deviance, last_integer, log_power, stirling_error
@@ -211,15 +212,10 @@ def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinom
 
 
 def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q: Tensor) -> Tensor:
-    """Return KL of the number of trials until an outcome occurs, called the last outcome.
+    """Return KL of the number of trials until an outcome occurs: KL of one trial divided by P's probability of it.
 
-    The result is KL of one trial divided by P's probability of the last outcome.
-
-    Arguments:
-        last: log(p / q) of the last outcome.
-        others: log(p / q) of the other outcome.
-        log_odds: log(P(other outcome) / P(last outcome)).
-        log_odds_of_q: log(Q(other outcome) / P(last outcome)).
+    `last` and `others` are log(p / q) of this outcome and of the other one. `log_odds` is the logarithm of P(other
+    outcome) / P(this outcome), and `log_odds_of_q` of Q(other outcome) / P(this outcome).
     """
     # The term of the other outcome is proportional to the odds, which may overflow although the term is finite. So the
     # odds are divided by e^beyond, and the term is multiplied by e^beyond.
@@ -235,10 +231,7 @@ def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
     success, failure = probabilities.success, probabilities.failure
     near = success < 0.3
     small = torch.where(near, success, 0)
-    far = (
-        torch.where(failure == 0, 0, failure) * torch.where(failure == 0, 0, probabilities.log_failure)
-        + success
-    )
+    far = times(failure, probabilities.log_failure) + success
     rest = torch.where(near, small * small * polynomial(_ENTROPY_SERIES, small), far)
     return generalized_kl_of(success, rate) + rest
 

@@ -72,10 +72,7 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval, or arbitrary ends from `least` to `most` if P's interval exceeds these bounds.
-
-    In the latter case KL is infinite.
-    """
+    """Return the ends of P's interval, or arbitrary ends where it exceeds `least` or `most`, so that KL is infinite."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
@@ -107,10 +104,7 @@ def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL)
 def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + (E X - m)^2) / (2 s^2) for X ~ P and Q = Normal(m, s).
-
-    Here w is the width of P's interval.
-    """
+    """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + (E X - m)^2) / (2 s^2), w = high - low and Q = Normal(m, s)."""
     return _from_uniform_to_normal(p, upcast(q.loc), upcast(q.scale))
 
 
@@ -143,10 +137,9 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
 
 @closed_form(Uniform, Gumbel, native=ElementForm.UNIFORM_GUMBEL)
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
-    """Return log(s / w) + E z + E e^-z for X ~ P and Q = Gumbel(m, s), with z = (X - m) / s.
+    """Return log(s / w) + E z + E e^-z for X ~ P of width w and Q = Gumbel(m, s), with z = (X - m) / s.
 
-    E e^-z = e^-z_low (1 - e^-y) / y with y = w / s, where w is the width of P's interval, and z_low is z at its lower
-    end.
+    E e^-z = e^-z_low (1 - e^-y) / y with y = w / s, where z_low is z at the lower end.
     """
     start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
     low, width = within_floats((start - upcast(q.loc)) / scale), (end - start) / scale

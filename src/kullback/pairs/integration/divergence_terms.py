@@ -111,20 +111,13 @@ class DivergenceTerms(NamedTuple):
         return isinstance(self._additive(), OfRatio)
 
     def _additive(self) -> Divergence:
-        """Return the kind whose terms are integrated.
-
-        Renyi's divergence of order 0 is a function of Q's mass where p > 0. For this divergence, the terms of total
-        variation are integrated.
-        """
+        """Return the kind whose terms are integrated: for Renyi's order 0, Q's mass where p > 0, total variation."""
         if isinstance(self.kind, Renyi) and self.order == 0:
             return TotalVariation()
         return self.kind if isinstance(self.kind, BuiltIn | OfRatio) else OwnTerms(self.kind)
 
     def _whole(self) -> Divergence:
-        """Return the kind that computes the divergence and its derivatives.
-
-        If `kind` is additive, this is `_additive()`; otherwise `kind` itself.
-        """
+        """Return the kind that computes the divergence: `_additive()`, or `kind` itself if it is not additive."""
         return self._additive() if self.kind.additive else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -192,11 +185,7 @@ class DivergenceTerms(NamedTuple):
         return self._whole().derivatives(pair_of_logs(*logs))
 
     def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Return the derivatives with respect to log p and to log q.
-
-        The derivatives with respect to the masses of the density `side` do not include the constant that `beyond`
-        describes.
-        """
+        """Return the derivatives, those of the density `side` without the constant that `beyond` describes."""
         logs = log_p, log_q
         alone = [torch.full_like(x[..., :1], _ALONE if k == side else -torch.inf) for k, x in enumerate(logs)]
         if self.kind.additive:

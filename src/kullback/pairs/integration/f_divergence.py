@@ -210,8 +210,7 @@ def _log_masses(
 ) -> tuple[Tensor, Tensor]:
     """Return log(mass of P) and log(mass of Q) at all nodes of all pieces.
 
-    If the edge of a panel is at a jump of a density, the edge and the panel's nodes depend on the position of the jump.
-    So the edge and these nodes have derivatives with respect to the parameters.
+    The edge and the nodes of a panel at a jump of a density have derivatives, because they depend on its position.
     """
     logs: list[Tensor] = []
     start = 0
@@ -282,9 +281,7 @@ def _window(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the integers to sum, the last integer with a term that is not negligible, the upper end, and two masks.
 
-    The upper end is the larger of the upper ends of both supports.
-    The first mask selects the batch elements whose sum diverges. The second mask selects the batch elements whose sum
-    is truncated by the limit on nodes.
+    The masks select the batch elements whose sum diverges, and those whose sum the limit on nodes truncates.
     """
     shape = torch.Size([*batch_shape, 1])
     doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64, device="cpu")

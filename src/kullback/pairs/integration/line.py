@@ -110,8 +110,7 @@ class Line(NamedTuple):
     ) -> Tensor:
         """Bound the rounding error of the integral of f over panels, from the logarithms in f and from the nodes.
 
-        `changes` has a pair for each logarithm in f: the derivative of f with respect to the logarithm, and the
-        logarithm itself.
+        `changes` has, for each logarithm in f, the derivative of f with respect to it, and the logarithm itself.
         """
         half = (upper - lower).unsqueeze(-1) / 2
         of_logs = f.abs()
@@ -156,10 +155,7 @@ def _is_same(coordinate: Coordinate, other: Coordinate) -> bool:
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
-    """Return a sorted grid of points v that includes the breakpoints.
-
-    The densities are evaluated on this grid, to find the span where the integrand is not negligible.
-    """
+    """Return a sorted grid of points v, with the breakpoints, where densities are evaluated to find the needed span."""
     are_many = len(breakpoints) > _MANY_PEAKS
     marks = _snapped(breakpoints) if are_many else breakpoints
     marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in marks]
@@ -232,10 +228,7 @@ def matters(log_f: Tensor) -> Tensor:
 
 
 def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point of a sorted grid before all needed points, and the first point after them.
-
-    Both results have shape (..., 1).
-    """
+    """Return the last point of a sorted grid before all needed points, and the first after them, shape (..., 1)."""
     last = v.shape[-1] - 1
     first = is_needed.to(torch.uint8).argmax(-1, keepdim=True)
     final = last - is_needed.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
@@ -306,8 +299,7 @@ def find_breaks(
 ) -> list[Break]:
     """Return the breaks of two densities that are inside the panels and depend on a parameter.
 
-    The densities and the ends of the line are differentiable with respect to their parameters; `log_densities` has no
-    derivatives. `lower` and `upper` are the edges of the panels, shape (..., panels).
+    The densities and the line are differentiable, unlike `log_densities`. The edges have shape (..., panels).
     """
     breaks: list[Break] = []
     edges = torch.cat([lower, upper], -1).detach()

@@ -34,10 +34,7 @@ def check_masses(
     sides: tuple[Distribution, Distribution],
     densities: tuple[Density | None, Density | None] = (None, None),
 ) -> None:
-    """Raise if P or Q is, or contains, a distribution of a user's own class whose density does not integrate to 1.
-
-    `densities` are the densities of P and Q; an unknown density is None.
-    """
+    """Raise if a density of a user's own class in P or Q does not integrate to 1; `densities` are those known."""
     for argument, side, density_of_side in zip(("p", "q"), sides, densities, strict=True):
         own: Any = side
         density = density_of_side

@@ -52,10 +52,7 @@ class Panels(NamedTuple):
     columns: tuple[Tensor, ...]
 
     def split(self, rule: Rule, priorities: Tensor, integrands: Integrands) -> Panels:
-        """Return the panels after halving the panels with the largest priorities in each batch element.
-
-        A left half replaces its panel, and the right halves follow all other panels.
-        """
+        """Return the panels with the largest priorities halved: left halves in place, right halves at the end."""
         count = min(rule.halvings(priorities), priorities.shape[-1])
         top = priorities.topk(count, dim=-1)
         first, second = (x.gather(-1, top.indices) for x in self.places)

@@ -77,11 +77,7 @@ class Piece:
     fixed_ends: Ends
 
     def line(self, densities: Both | None = None) -> Line:
-        """Return the `Line` of this piece.
-
-        If `densities` are given, the ends of the line are differentiable with respect to the parameters of the
-        densities.
-        """
+        """Return the `Line` of this piece, with ends that are differentiable if `densities` are given."""
         ends = self.fixed_ends
         if densities is not None:
             ends = _pieces(densities, self.center.shape)[self.number]
@@ -226,11 +222,9 @@ _BITS, _FEW_INTERVALS = 56, 1000
 
 
 def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level: float) -> Tensor:
-    """Return the points v where log p - log q crosses `level` on a piece, shape (..., crossings).
+    """Return the points v where log p - log q crosses `level` on a piece, shape (..., crossings), padded arbitrarily.
 
-    The arguments `log_p` and `log_q` are the log-densities at the sorted points `v` of a scan.
-
-    Batch elements with fewer crossings than other elements are padded with arbitrary points.
+    `log_p` and `log_q` are the log-densities at the sorted points `v` of a scan.
     """
     above = log_p > log_q + level
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
@@ -292,10 +286,7 @@ def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, 
 
 
 def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
-    """Return the points v between `lower` and `upper` where log p - log q crosses `level`.
-
-    The difference crosses the level upwards where `rises` is true, and downwards elsewhere.
-    """
+    """Return v between `lower` and `upper` where log p - log q crosses `level`, upwards where `rises` is true."""
 
     def is_left(v: Tensor) -> Tensor:
         at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
@@ -387,10 +378,7 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
 
 
 def either_matters(log_size: Tensor, either: Tensor) -> Tensor:
-    """Return a mask of the points where the terms, or the densities of P or Q, are not negligible.
-
-    `log_size` is the logarithm of the terms' size, and `either` is the logarithm of the larger density.
-    """
+    """Return a mask of the points where the terms, or `either`, the larger log-density, are not negligible."""
     return matters(log_size) | (either > -NEGLIGIBLE)
 
 

@@ -80,10 +80,7 @@ class SlowTail(NamedTuple):
         return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)
 
     def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the integral over the tail beyond _FARTHEST, with its gradient, and the error of this integral.
-
-        Both results are 0 for batch elements without a slow tail or with an infinite divergence.
-        """
+        """Return the integral beyond _FARTHEST, with its gradient, and its error; both are 0 without a slow tail."""
         margin = tail_margins(p, q)[0 if self.side < 0 else 1]
         is_slow = self.is_slow & is_finite.unsqueeze(-1)
         if margin is None:
@@ -139,10 +136,9 @@ class _Pair(NamedTuple):
         return self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
 
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v.
+        """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v, with -inf in place of NaN.
 
-        NaN becomes -inf. At extreme points where log q is -inf by overflow, log p is set to -inf, so that the integrand
-        is 0.
+        Where log q is -inf by overflow, log p is -inf too, so that the integrand is 0.
         """
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
@@ -199,8 +195,13 @@ def integrate_kl(
         judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels
 
         def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
-            *columns, mass_errors = parts[0].columns
-            totals, is_whole = _totals(KLColumns(*columns), same_ends)
+            columns, mass_errors = KLColumns(*parts[0].columns[:-1]), parts[0].columns[-1]
+            beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q outside the panels
+            is_whole = same_ends & (beyond < 1e-11)
+            totals = columns.totals(is_whole)
+            totals = totals._replace(
+                rounding=totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
+            )
             judged[:] = [(totals, is_whole)]
             has_mass = mass_errors.sum(-1) <= MASS_ERROR
             enough = totals.are_enough(target, SAFETY) & has_mass | ~totals.value.isfinite()
@@ -267,18 +268,6 @@ def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
     return same.squeeze(-1)
 
 
-def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
-    """Return the sums over all panels, and a mask `is_whole` of the batch elements whose panels contain all mass of Q.
-
-    Where `is_whole` is true, the summed terms are p log(p / q) - p + q.
-    """
-    beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q outside the panels
-    is_whole = same_ends & (beyond < 1e-11)
-    totals = columns.totals(is_whole)
-    rounding = totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
-    return totals._replace(rounding=rounding), is_whole
-
-
 def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Places, Tensor]:
     """Return the first panels where the terms are not negligible, and a mask of elements whose log q overflows."""
     v = scan_points(marks)
@@ -311,8 +300,7 @@ def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]
 def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tensor, upper: Tensor) -> Places:
     """Add panels near an end of P that depends on a parameter, if a breakpoint is closer to this end than all panels.
 
-    P's mass on the added panels is negligible for the value, but q on these panels determines the derivative by the
-    end.
+    P's mass there is negligible for the value, but q determines the derivative by the end.
     """
     with torch.no_grad():
         places = torch.cat(without_ladders(marks), -1)

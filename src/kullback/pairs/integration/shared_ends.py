@@ -50,11 +50,7 @@ class SharedEnds(NamedTuple):
 
 
 def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
-    """Return densities that equal P and Q, and have the derivatives for shared ends that the module's docstring
-    describes.
-
-    The result is None if no shared end depends on a parameter.
-    """
+    """Return densities equal to P and Q with the module's derivatives for shared ends, or None if no such end moves."""
     fixed_p, fixed_q = p.detached(), q.detached()
     growth = growth_of(kind)
     q_is_smaller = growth.near.limit == math.inf > growth.far.limit
@@ -100,8 +96,7 @@ def _log_size(d: Density, side: int) -> Tensor:
 def _power(tail: Tail) -> Tensor:
     """Return the exponent a such that the mass within the distance d of the end is about d^a.
 
-    The result is infinite for a mass smaller than every power, 0 for a mass larger than every power, and NaN if the
-    tail is unknown.
+    It is infinite for a smaller mass than every power, 0 for a larger one, and NaN for an unknown tail.
     """
     level, power, coefficient = (tensor_of(x, torch.float64) for x in tail)
     power_at_level_1 = torch.where((level == 1) & (power == 1), coefficient, torch.inf)
@@ -156,10 +151,7 @@ def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
 
 
 def _rate(kind: Divergence, sign: int) -> float:
-    """Return r if the derivative for the smaller of two masses grows as (larger mass / smaller mass)^r; else 0.
-
-    The smaller mass is Q's if `sign` is 1, and P's if `sign` is -1.
-    """
+    """Return r if the derivative for the smaller mass, Q's for `sign` 1, grows as (larger / smaller mass)^r; else 0."""
     d = sign * torch.tensor([_NEARER, _FARTHER], dtype=torch.float64, device="cpu")
     logs = d.clamp(max=0), -d.clamp(min=0)
     smaller = 1 if sign > 0 else 0
@@ -242,10 +234,9 @@ class _FollowingDensity(DelegatingDensity):
 
 
 def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:
-    """Return log(distance + more) in the elements where `follows` is true, and log(distance) in other elements.
+    """Return log(distance + more) where `follows` is true, with at least `least`, and log(distance) elsewhere.
 
-    The value of `more` is 0, but its derivatives are not. If `follows` is true, a distance below e^least is replaced by
-    e^least.
+    The value of `more` is 0, but its derivatives are not.
     """
     follows = follows & (more.detach() == 0)
     log_distance = torch.where(follows & (log_distance < least), least, log_distance)

@@ -97,10 +97,7 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
 
 
 def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
-    """Return the halves of panels.
-
-    A panel of priority 0 or of 16 integers is not halved, and its right half is empty.
-    """
+    """Return the halves of panels; the right half of a panel of priority 0 or of 16 integers is empty."""
     is_halved = (kinds > 1) & (priorities > 0)
     half = torch.where(is_halved, kinds - 1, kinds)
     middle = starts + torch.where(is_halved, sizes_of(half), 0)
@@ -230,10 +227,7 @@ def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first and the last integer of the window, and a bound on the sum of |terms| outside of the window.
-
-    The integers have shape (..., 1).
-    """
+    """Return the first and last integer of the window, shape (..., 1), and a bound on the sum of |terms| outside."""
     shape = (*batch_shape, 1)
     peaks = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
     marks = torch.floor(torch.cat(peaks, -1))
@@ -264,10 +258,7 @@ def _rate_of(density: Density) -> Tensor:
 
 
 def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tensor:
-    """Return an integer between `start` and `end` beyond which all terms are negligible.
-
-    The search visits `start` plus multiples of `step`, whose sign is the direction of `end`.
-    """
+    """Return an integer beyond which all terms are negligible, at `start` plus a multiple of `step`, up to `end`."""
     doubling = 2.0 ** torch.arange(0, 63, dtype=start.dtype, device=start.device)
     negligible = _NEGLIGIBLE - torch.log(step.abs())
     matters = log_size(start + step * doubling) > negligible
@@ -300,8 +291,7 @@ def _rest(log_size: _LogSize, edge: Tensor, sign: float, log_slowest: Tensor | f
 def _drift(density: Density, x: Tensor) -> Tensor:
     """Return |x - mean| mean / variance, the derivative of the log-density at x with respect to the log of the mean.
 
-    The ratio mean / variance is clamped to 1. The ratio is larger only for a Binomial. The rounding of a Binomial's
-    mean has less effect, because the Binomial also stores the probability of failure to full precision.
+    The ratio is clamped to 1. Only a Binomial's is larger, which stores the probability of failure to full precision.
     """
     mean, deviation = density.center_and_width()
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)

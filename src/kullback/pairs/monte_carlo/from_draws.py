@@ -73,13 +73,7 @@ def serves(kind: Divergence) -> bool:
 def estimate(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence
 ) -> Estimate | None:
-    """Return the Monte Carlo estimate of a divergence with its standard error, or None if `serves(kind)` is false.
-
-    Raises:
-        ArgumentValueError: the draws prove that a density is not normalized.
-        NoRuleError: a distribution has no draws or no density, rounding of the draws changes the value, or a few draws
-            determine the value.
-    """
+    """Return the Monte Carlo estimate of a divergence with its standard error, or None if `serves(kind)` is false."""
     if not serves(kind):
         return None
     is_kl = isinstance(kind, KL)
@@ -207,10 +201,7 @@ def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
 
 
 def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
-    """Return d = log p - log q at draws of P, with the score-function gradient by P's parameters added.
-
-    The value of d does not change. `log_p` is log p with a gradient.
-    """
+    """Return d = log p - log q at draws of P, with the score-function gradient of `log_p` added to its own."""
     fixed = d.detach()
     fixed = torch.where(fixed.isinf(), 0, fixed)
     others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
@@ -261,11 +252,7 @@ def _standard_error(x: Tensor, sequences: int) -> Tensor:
 
 
 class _Half(NamedTuple):
-    """The numbers computed from the draws of P, or from the draws of Q.
-
-    `terms` are the terms of the divergence, `changes` are zeros with the gradients of the terms, and `powers` are the
-    terms of the sum S in Renyi's divergence.
-    """
+    """The terms at the draws of P, or of Q, zeros with the gradients of these terms, and the terms of Renyi's sum S."""
 
     terms: Tensor
     changes: Tensor
@@ -320,10 +307,7 @@ def _other(
 
 
 def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
-    """Return the weighted mean of x over the components of a mixture P, or x itself if P is not a mixture.
-
-    If `in_logs`, the result is the logarithm of the weighted mean of e^x.
-    """
+    """Return the mean of x, or log mean e^x if `in_logs`, over the components of a mixture P; else x itself."""
     if at.weights is None:
         return x
     weights = at.weights.detach()
@@ -333,10 +317,7 @@ def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
 
 
 def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """Return the average of the means of both halves, and its standard error.
-
-    If a term is infinite, the average is +inf, and the standard error is 0.
-    """
+    """Return the average of the means of both halves, and its standard error; +inf and 0 where a term is infinite."""
     infinite = torch.stack([x.isinf().any(0) for x, _ in halves]).any(0)
     numbers = [(torch.where(infinite, 0, x), sequences) for x, sequences in halves]
     value = sum((x.mean(0) for x, _ in numbers), torch.zeros_like(infinite, dtype=torch.float64)) / 2

@@ -96,10 +96,7 @@ def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution,
 
 
 def pushed(u: Tensor, steps: list[Transform], event_dims: int) -> tuple[Tensor, Tensor | None]:
-    """Return the images of draws u under the maps `steps`, and log |det J| of their Jacobian J.
-
-    Without maps, the logarithm is None.
-    """
+    """Return the images of draws u under the maps `steps`, and log |det J| of their Jacobian, or None without maps."""
     image, log_det = u, None
     for step in steps:
         before: Tensor = image
@@ -154,11 +151,7 @@ class _Draws(NamedTuple):
 
 
 def at_draws(call: str, p: Distribution, q: Distribution, count: int) -> AtDraws:
-    """Return the log-densities of P and Q at draws of P.
-
-    Raises:
-        NoRuleError: the rounding of the draws changes the result, or a map is not a bijection.
-    """
+    """Return the log-densities at draws of P; raise if rounding changes the result, or a map is no bijection."""
     draws = _drawn(p, count)
     at = _points(p, q, draws)
     if at is None:
@@ -237,7 +230,7 @@ def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
 class _Line(Distribution):
     """A distribution that has only a support: the support of the numbers before the maps of P."""
 
-    def __init__(self, density: Density | None, shape: torch.Size) -> None:
+    def __init__(self, density: _LineDensity, shape: torch.Size) -> None:
         self.density = density
         super().__init__(shape, validate_args=False)
 
@@ -264,7 +257,7 @@ class _LineDensity(Density):
         return zero, torch.ones_like(zero)
 
 
-register_density(_Line)(lambda d: _LineDensity(d.density))
+register_density(_Line)(lambda d: d.density)
 
 
 def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
@@ -275,10 +268,10 @@ def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
     if not (draws.steps or maps_outside(q)[1]) or not is_elementwise(draws.steps):
         return None
     of_q = density_of_numbers(q)
-    start = _ends_before_maps(maps_outside(p)[0])
+    start = _line_before_maps(maps_outside(p)[0])
     if of_q is None or start is None:
         return None
-    line = _Line(start[0], torch.Size([*p.batch_shape, *p.event_shape]))
+    line = _Line(start, torch.Size([*p.batch_shape, *p.event_shape]))
     try:
         image = density_of(mapped(line, draws.steps))
     except NotImplementedError:  # a map without a formula, which would need draws of `_Line`
@@ -307,18 +300,15 @@ def density_of_numbers(q: Distribution) -> Density | None:
     return None if is_unknown else density
 
 
-def _ends_before_maps(base: Distribution) -> tuple[Density | None] | None:
-    """Return a density with the support of the numbers before the maps, in a tuple.
-
-    The result is (None,) if the support is the real line, and None if the support is not known.
-    """
+def _line_before_maps(base: Distribution) -> _LineDensity | None:
+    """Return the support of the numbers before the maps, or None if it is not known."""
     support = support_of(base)
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     if support is constraints.real:
-        return (None,)
+        return _LineDensity(None)
     density = density_of_numbers(base)
-    return None if density is None else (density,)
+    return None if density is None else _LineDensity(density)
 
 
 def _reaches(outer: Density, inner: Density) -> bool:
@@ -388,10 +378,9 @@ def _without_digits(call: str, p: Distribution, q: Distribution, share: float, h
 
 
 def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
-    """Return a mask of the draws at which P's maps are flat: a small change of the draw does not change its image.
+    """Return a mask of the draws at which P's elementwise maps are flat: a small change does not change the image.
 
-    The maps must be elementwise; otherwise the mask is false. Raise if a flat map has a log-determinant that proves
-    that the map is not a bijection.
+    Raise if a flat map has a log-determinant that proves that the map is not a bijection.
     """
     x = draws.x.detach()
     if not draws.steps or not is_elementwise(draws.steps):

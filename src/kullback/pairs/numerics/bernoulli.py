@@ -23,10 +23,7 @@ _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x, with derivative 0 where the mask `edge` is true.
-
-    The mask selects parameters at an end of their range, where KL may have an infinite derivative.
-    """
+    """Return x, with derivative 0 where the mask `edge` is true: there KL may have an infinite derivative."""
     return torch.where(edge, x.detach(), x)
 
 
@@ -96,10 +93,7 @@ def _log_one_plus_quotient(d: Tensor, base: Tensor, far: Tensor) -> Tensor:
 
 
 def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """Return p log(p / q) - p + q, the non-negative term of the generalized KL divergence of unnormalized measures.
-
-    `log_ratio` is log(p / q), or 0 where p is 0.
-    """
+    """Return p log(p / q) - p + q, the term of KL of unnormalized measures; `log_ratio` is 0 where p is 0."""
     near = (log_ratio.abs() < _NEAR) & (p > 0)
     close = p * expm1mx(-torch.where(near, log_ratio, 0))
     return torch.where(near, close, q - p + p * log_ratio)

@@ -35,11 +35,10 @@ _WIDTH = 128
 
 
 def squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
-    """Return the sum of the squares below the diagonal of root^-1 left, for lower triangular matrices.
+    """Return the sum of the squares below the diagonal of root^-1 left, for lower triangles of matrices.
 
-    If `is_difference`, the sum is computed from root^-1 (left - root), which has the same entries below the diagonal
-    and is accurate for nearly equal matrices. Entries above the diagonals are not read. No transform of torch.func may
-    be active.
+    If `is_difference`, it is computed from root^-1 (left - root), which is accurate for nearly equal matrices. No
+    transform of torch.func may be active.
     """
     if torch.is_grad_enabled() and (left.requires_grad or root.requires_grad):
         return _SquaresBelow.apply(left, root, is_difference)
@@ -141,10 +140,7 @@ class _Cholesky(torch.autograd.Function):
 def _sum_of_squares(
     left: Tensor, root: Tensor, *, is_difference: bool, solved: Tensor | None = None
 ) -> Tensor:
-    """Return `squares_below`, and write the lower triangle of root^-1 left to `solved`.
-
-    If `is_difference`, the matrix in `solved` is root^-1 left - I.
-    """
+    """Return `squares_below`, and write the lower triangle of root^-1 left, minus I if `is_difference`, to `solved`."""
     batch = torch.broadcast_shapes(left.shape[:-2], root.shape[:-2])
     left, total = left.expand(*batch, *left.shape[-2:]), root.new_zeros(batch)
     for start, stop in _blocks(root.shape[-1]):
@@ -280,10 +276,7 @@ def of_matrix(matrix: Tensor) -> Covariance:
 
 
 def of_low_rank(factor: Tensor, diagonal: Tensor) -> Covariance:
-    """Return the `Covariance` of W W^T + D for W = `factor` and the `diagonal` of D.
-
-    The matrix W W^T + D is not computed, because its rounding would destroy a small D.
-    """
+    """Return the `Covariance` of W W^T + D, which is not computed, because its rounding would destroy a small D."""
     wide_root = torch.cat([factor, torch.diag_embed(torch.sqrt(diagonal))], -1)
     upper = torch.linalg.qr(wide_root.detach().mT)[1]
     root = upper.mT * torch.sign(upper.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
@@ -362,10 +355,7 @@ def relative(p: Covariance, q: Covariance) -> Relative:
 
 
 def _whitened_difference(p: Covariance, q: Covariance) -> Tensor | None:
-    """Return K^-1 (L L^T - K K^T) K^-T from the difference of the matrices that the user passed.
-
-    If the user passed L and K, the result is None.
-    """
+    """Return K^-1 (L L^T - K K^T) K^-T from the difference of the user's matrices, or None if these are L and K."""
     if p.matrix is not None and q.matrix is not None:
         return _both_sides(q.root, p.matrix - q.matrix)
     if p.low_rank is None or q.low_rank is None:
@@ -493,10 +483,7 @@ def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
 
 
 def as_factor_model(d: Any) -> FactorModel | None:
-    """Return a normal distribution with covariance W W^T + D as a factor model, or None for other distributions.
-
-    A diagonal covariance gets a single factor, which is 0.
-    """
+    """Return a normal with covariance W W^T + D as a factor model, with W = 0 for a diagonal covariance, or None."""
     if isinstance(d, LowRankMultivariateNormal):
         return None if overrides_density(d) else factor_model_of(d)
     if not is_diagonal_normal(d):

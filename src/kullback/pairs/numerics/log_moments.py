@@ -100,9 +100,7 @@ class GammaProduct(LogMoments):
 
     def variance(self, scale: Tensor) -> Tensor:
         trigammas = sum((sign * trigamma(a) for a, _, sign in self.factors), torch.zeros_like(self.shift))
-        relative = (torch.ones_like(scale) / scale).clamp(
-            max=1e308
-        ) / self.root  # |power| is 1 / root for all factors
+        relative = (torch.ones_like(scale) / scale).clamp(max=1e308) / self.root
         return relative * trigammas * relative
 
     def jensen_gap(self, k: Tensor | float) -> Tensor:

@@ -147,10 +147,7 @@ def _attributes_by_name(distribution: Distribution) -> list[object]:
 
 
 def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | None:
-    """Return the name in `names` whose attribute was set first, at construction, or None if no attribute was set.
-
-    Attributes that torch computes on demand are set later.
-    """
+    """Return the name in `names` set first, before attributes that torch computes on demand, or None if none is set."""
     attributes = vars(distribution)
     if torch.compiler.is_compiling():  # torch 2.10 compiles a loop over names, not over attributes
         present = [name for name in names if name in attributes]
@@ -194,10 +191,7 @@ def given_logits(distribution: Distribution) -> bool:
 
 
 def categorical_of(d: object) -> Categorical | None:
-    """Return a Categorical itself, or the Categorical inside a OneHotCategorical, or None for anything else.
-
-    The result is also None for a distribution of a class that overrides `log_prob`.
-    """
+    """Return a Categorical or the one inside a OneHotCategorical; None for others, or if `log_prob` is overridden."""
     if isinstance(d, Distribution) and overrides_density(d):
         return None
     part = vars(d).get("_categorical") if isinstance(d, OneHotCategorical) else d
@@ -219,11 +213,7 @@ _LEAST, _LARGEST = 2.0**-_MILD, 2.0**_MILD
 
 
 def in_common_unit(p: Distribution, q: Distribution, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return P and Q in another unit if a parameter is extremely large or small, else P and Q unchanged.
-
-    The unit is between the smallest and the largest parameter. If `dtype` is smaller than float64, no parameter is
-    extreme, because computations are in float64.
-    """
+    """Return P and Q, in a unit between all float64 parameters if one is extremely large or small."""
     if dtype is not torch.float64 or (_is_mild(p) and _is_mild(q)):
         return p, q
     sizes = _sizes(p), _sizes(q)
@@ -257,20 +247,14 @@ def _is_mild(d: Distribution) -> bool:
 
 
 def _powers(d: Distribution) -> Units | None:
-    """Return the power of x's unit in each parameter, such as 1 for a scale and -1 for a rate.
-
-    The result is None if the family has no unit.
-    """
+    """Return the power of x's unit in each parameter, 1 for a scale and -1 for a rate; None without a unit."""
     family = None if overrides_density(d) else FAMILIES.get(type(d))
     units = None if family is None else family.units
     return units(d) if callable(units) else units
 
 
 def _sizes(d: Distribution) -> list[Tensor] | None:
-    """Return log2 |x^k| for each parameter x that has a unit, where k is 1 for a scale and -1 for a rate.
-
-    The logarithm is NaN for x = 0. The result is None if the family has no unit.
-    """
+    """Return log2 |x^k| for each parameter x with the power k of the unit, NaN for x = 0; None without a unit."""
     if type(d) is MixtureSameFamily and not overrides_density(d):
         sizes = _sizes(d.component_distribution)
         return None if sizes is None else [part for x in sizes for part in x.unbind(-1)]
