@@ -103,14 +103,7 @@ class _PartialPairing(Pairing):
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
     ) -> tuple[list[Tensor], Tensor]:
-        """Return guaranteed lower bounds of the divergences of each row, and the further columns that `result` needs.
-
-        Arguments:
-            p: the rows of the base, as logits or `PartialRows`.
-            q: the rows of the candidate, as logits or `PartialRows`.
-            known_p: the rows of the base, always as `PartialRows`.
-            known_q: the rows of the candidate, always as `PartialRows`.
-        """
+        """Return lower bounds of the divergences of each row, and the further columns that `result` needs."""
 
     def add(self, part: Part) -> None:
         table, worst, passages = part
@@ -126,13 +119,7 @@ class _PartialPairing(Pairing):
 
     @abstractmethod
     def _known(self, comparison: Comparison, chosen: Tensor | slice, settings: PairingSettings) -> Candidate:
-        """Return the result of the chosen rows.
-
-        Arguments:
-            comparison: the comparison of these rows, from the collector.
-            chosen: a mask of the rows, or a slice.
-            settings: the settings, with the clusters of the rows.
-        """
+        """Return the result of the chosen rows, whose comparison is from the collector."""
 
     @abstractmethod
     def _against_rest(
@@ -245,12 +232,12 @@ class ReferencePairing(_PartialPairing):
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
     ) -> tuple[list[Tensor], Tensor]:
         rows = measure_reference(p, q) if self._of_base else measure_reference(q, p)
-        return [rows.divergences[name].bound for name in self._measured_as.values()], rows.table()
+        return [rows.divergences[name].bound for name in self._measured_as.values()], rows.table
 
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
         side: Any = self.base if self._of_base else self.candidate
-        self._rows = rows = ReferenceRows.of_table(table[:, WIDTH:], side.reference.tail_draws)
+        self._rows = rows = ReferenceRows(table[:, WIDTH:], side.reference.tail_draws)
         for place, name in enumerate(self._measured_as.values()):
             values = row_estimates(rows, name)[0]
             table[:, place] = torch.where(values.isnan(), table[:, place], values)

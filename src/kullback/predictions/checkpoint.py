@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -10,20 +9,18 @@ import sqlite3
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from kullback.common.files import write_errors
 from kullback.common.inputs import tensor_bytes
-from kullback.common.plain_values import JsonObject
 from kullback.errors import FileError, printable
 from kullback.io.reference_writer import own_version
 from kullback.kernels.native.library import is_available
-from kullback.predictions.prediction_results import TopClass, WorstRow
+from kullback.predictions.prediction_results import TopClass
 
 SCHEMA = "kullback.checkpoint/4"
 APPLICATION = 0x4B554C4C  # "KULL"
@@ -35,11 +32,8 @@ BEGINNING = (
 
 
 def fingerprint(**settings: Any) -> str:
-    """Return a digest of everything that measured rows depend on: tensors as bytes, and everything else as JSON.
-
-    The digest includes the versions of kullback and torch, and whether the native kernels run, because these affect
-    rounding.
-    """
+    """Return a digest of everything that measured rows depend on: tensors as bytes, and everything else as JSON."""
+    # The versions and the kernels affect rounding.
     by = [own_version(), torch.__version__, is_available()]
     digest = hashlib.sha256()
     for name, value in sorted({**settings, "by": by}.items()):
@@ -69,26 +63,25 @@ def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptStat
     """Keep the state file of a comparison until the block ends, when the reports are written. After an error, the file
     stays. Of several workers, only one `removes` the file.
     """
-    state = None if path is None else KeptState(path)
+    if path is None:
+        yield None
+        return
+    state = KeptState(path)
     yield state
-    if path is not None and state is not None and removes and not state.is_unfinished:
+    if removes and not state.is_unfinished:
         _remove(path)
 
 
 class Checkpoint:
     """A SQLite file with one row for each finished record; each record is written in one transaction.
 
-    The digest of a record also covers the record's number and the comparison. So a damaged record, or a record of
-    another comparison, is refused. The measured values in a record with a valid digest are not checked.
-
-    If the file does not exist or is empty, a new state begins. `identity` is the `fingerprint` of the comparison. If
-    `is_unfinished`, a longer run could continue from the file, although this run is complete.
-
-    Raises:
-        FileError: the file is not a state file, belongs to another comparison, is in use, or cannot be written.
+    The digest of a record also covers the record's number and `identity`, the `fingerprint` of the comparison. At the
+    end of a ``with`` statement, the file stays after an error, if a longer run could continue from it
+    (`is_unfinished`), and if the path is a `KeptState`.
     """
 
     def __init__(self, path: str | os.PathLike[str], identity: str) -> None:
+        self._kept = path if isinstance(path, KeptState) else None
         self._path, self._identity, self._records = Path(path), identity, 0
         self.is_unfinished = False
         with write_errors(self._path):
@@ -118,6 +111,14 @@ class Checkpoint:
         except BaseException:
             self._database.close()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._kept is not None:
+            self._kept.is_unfinished = self.is_unfinished
+        self.close(remove=kind is None and self._kept is None and not self.is_unfinished)
 
     def _lock(self) -> None:
         """Lock the file until it is closed, and refuse the state of another comparison."""
@@ -191,35 +192,6 @@ class Checkpoint:
 
     def _damaged(self) -> FileError:
         return self._error("the records of an earlier run", "a damaged one", "begin again with another file")
-
-
-@contextmanager
-def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Checkpoint]:
-    """Open a `Checkpoint` that is removed at the end. It stays after an error, if a longer run could continue from it,
-    and if `path` is a `KeptState`.
-    """
-    checkpoint = Checkpoint(path, identity)
-    try:
-        yield checkpoint
-    except BaseException:
-        checkpoint.close(remove=False)
-        raise
-    if isinstance(path, KeptState):
-        path.is_unfinished = checkpoint.is_unfinished
-    checkpoint.close(remove=not (isinstance(path, KeptState) or checkpoint.is_unfinished))
-
-
-def encoded_rows(table: Tensor, worst: list[WorstRow]) -> JsonObject:
-    """Return measured rows as values that JSON can represent: the table (float64), and the worst of these rows."""
-    content = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
-    return {"shape": list(table.shape), "table": content, "worst": [asdict(row) for row in worst]}
-
-
-def decoded_rows(record: Any) -> tuple[Tensor, list[WorstRow]]:
-    """Return the rows that `encoded_rows` encoded."""
-    table = torch.frombuffer(bytearray(base64.b64decode(record["table"])), dtype=torch.float64)
-    worst = [WorstRow(**row | {"top": decoded_tops(row["top"])}) for row in record["worst"]]
-    return table.reshape(record["shape"]), worst
 
 
 def decoded_tops(record: Any) -> list[TopClass]:

@@ -58,7 +58,7 @@ class DrawnDivergence(NamedTuple):
     thirds: Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ReferenceRows:
     """Measurements of a candidate's logits against rows of a reference file; every tensor has one value for each row.
 
@@ -73,40 +73,24 @@ class ReferenceRows:
             hide its contribution.
         has_tail: whether the base has mass outside the top classes, and more than one class is outside.
         draws: the number of draws in each row.
+        table: all these measurements, float64, shape (rows, columns).
     """
 
-    divergences: dict[str, DrawnDivergence]
-    spread: Tensor
-    has_whole_support: Tensor
-    has_tail: Tensor
+    table: Tensor
     draws: int
 
+    def __post_init__(self) -> None:
+        *columns, spread, has_whole_support, has_tail = self.table.T.contiguous()
+        self.spread, self.has_whole_support, self.has_tail = spread, has_whole_support > 0, has_tail > 0
+        self.divergences: dict[str, DrawnDivergence] = {}
+        width = len(columns) // len(DIVERGENCES)
+        for place, name in enumerate(DIVERGENCES):
+            of = columns[place * width : (place + 1) * width]
+            variances, thirds = (torch.stack(moments, -1) for moments in (of[4:7], of[7:]))
+            self.divergences[name] = DrawnDivergence(*of[:4], variances, thirds)
+
     def __len__(self) -> int:
-        return len(self.spread)
-
-    def table(self) -> Tensor:
-        """Return all measurements as a table, float64, shape (rows, columns), which `of_table` reads."""
-        columns = [column for name in DIVERGENCES for column in self.divergences[name]]
-        columns += [getattr(self, name) for name in _SINGLE]
-        return torch.cat(
-            [column.double().view(len(self), *column.shape[1:] or (1,)) for column in columns], -1
-        )
-
-    @classmethod
-    def of_table(cls, table: Tensor, draws: int) -> ReferenceRows:
-        """Return the rows of a table from `table`, with the given number of draws."""
-        columns = iter(table.T.contiguous())
-        divergences: dict[str, DrawnDivergence] = {}
-        for name in DIVERGENCES:
-            single = [next(columns) for _ in DrawnDivergence._fields[:-2]]
-            moments = [torch.stack([next(columns) for _ in range(width)], -1) for width in (3, 4)]
-            divergences[name] = DrawnDivergence(*single, *moments)
-        values = {name: next(columns).to(dtype) for name, dtype in _SINGLE.items()}
-        return cls(divergences=divergences, draws=draws, **values)
-
-
-# The tensors of `ReferenceRows` with one number for each row, and their dtypes.
-_SINGLE = {"spread": torch.float64, "has_whole_support": torch.bool, "has_tail": torch.bool}
+        return len(self.table)
 
 
 class CandidateLogProbs(NamedTuple):
@@ -241,17 +225,14 @@ def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> Refer
         torch.where(has_tail, tail - candidate.controlled, 0)[:, None],
         candidate.drawn <= top[:, -1:] + math.log(LARGEST_CONTROLLED),
     )
-    divergences = {
-        name: _drawn_divergence(bounds[name], uppers[name], mass, has_tail, *drawn[name])
+    columns = [
+        column
         for name in DIVERGENCES
-    }
-    return ReferenceRows(
-        divergences=divergences,
-        spread=_spread(pair.log_ratio),
-        has_whole_support=(support == block.classes) & (candidate.controlled == candidate.others),
-        has_tail=has_tail,
-        draws=block.tail_indices.shape[-1],
-    )
+        for column in _drawn_divergence(bounds[name], uppers[name], mass, has_tail, *drawn[name])
+    ]
+    has_whole_support = (support == block.classes) & (candidate.controlled == candidate.others)
+    table = torch.column_stack([*columns, _spread(pair.log_ratio), has_whole_support, has_tail])
+    return ReferenceRows(table, block.tail_indices.shape[-1])
 
 
 def _tail_functions(
@@ -317,7 +298,7 @@ def _spread(log_ratio: Tensor) -> Tensor:
 
 def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
     """Join the rows of several blocks from `measure_reference`, in order."""
-    return ReferenceRows.of_table(torch.cat([part.table() for part in parts]), parts[0].draws)
+    return ReferenceRows(torch.cat([part.table for part in parts]), parts[0].draws)
 
 
 def _check_logits(block: PartialRows, logits: Tensor) -> None:
