@@ -7,8 +7,8 @@ import json
 import os
 import sqlite3
 import stat
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kullback.common.files import write_errors
 from kullback.common.inputs import tensor_bytes
-from kullback.errors import FileError, printable
+from kullback.errors import FileError
 from kullback.io.reference_writer import own_version
+from kullback.io.source_files import FileReference
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass
 
@@ -46,30 +47,24 @@ def fingerprint(**settings: Any) -> str:
 
 
 class KeptState:
-    """The path of a state file that stays when the comparison is complete, until `kept_state` removes it.
+    """The path of a state file that stays until the end of a ``with`` statement, when the reports are written.
 
-    If a longer run could continue from the file, `is_unfinished` is true, and the file is not removed.
+    The file stays after an error, and if a longer run could continue from it (`is_unfinished`). Of several workers,
+    only one `removes` the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.is_unfinished = path, False
+    def __init__(self, path: Path, *, removes: bool = True) -> None:
+        self._path, self._removes, self.is_unfinished = path, removes, False
 
     def __fspath__(self) -> str:
         return str(self._path)
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptState | None]:
-    """Keep the state file of a comparison until the block ends, when the reports are written. After an error, the file
-    stays. Of several workers, only one `removes` the file.
-    """
-    if path is None:
-        yield None
-        return
-    state = KeptState(path)
-    yield state
-    if removes and not state.is_unfinished:
-        _remove(path)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._removes and not self.is_unfinished:
+            _remove(self._path)
 
 
 class Checkpoint:
@@ -187,8 +182,7 @@ class Checkpoint:
         return hashlib.sha256(f"{self._identity} {number} ".encode() + content).digest()
 
     def _error(self, wanted: str, got: str, instead: str) -> FileError:
-        place = f"resume = {printable(self._path)}"
-        return FileError.at(place, "resume", wanted=wanted, got=got, instead=instead)
+        return FileReference(self._path, "resume").error(wanted=wanted, got=got, instead=instead)
 
     def _damaged(self) -> FileError:
         return self._error("the records of an earlier run", "a damaged one", "begin again with another file")

@@ -42,9 +42,7 @@ class Part(NamedTuple):
 
 
 class Measure(ABC):
-    """The measurement of P and one Q: `measured` takes a part of rows in any thread, and `add` takes all parts in
-    order.
-    """
+    """The measurement of P and one Q: `measured` takes a part in any thread, and `add` takes all parts in order."""
 
     @property
     def threads(self) -> int:

@@ -154,8 +154,16 @@ def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
 
 
 def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
-    """Read a candidate's logits once, and return the parts that `measure_candidate` needs, on the CPU."""
-    _check_logits(block, logits)
+    """Check a candidate's logits, read them once, and return what `measure_candidate` needs, on the CPU."""
+    check_floating(CALL, "logits", logits, "model(tokens).logits")
+    if logits.shape != (len(block), block.classes):
+        raise invalid_value(
+            CALL,
+            "logits",
+            wanted=f"the block's rows and classes, shape {(len(block), block.classes)}",
+            got=f"shape {tuple(logits.shape)}",
+            instead="the candidate's logits at the same positions, with the classes of the base",
+        )
     step = rows_in_part(logits)
     parts: list[CandidateLogProbs] = []
     for start in range(0, len(block), step):
@@ -301,18 +309,6 @@ def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
     return ReferenceRows(torch.cat([part.table for part in parts]), parts[0].draws)
 
 
-def _check_logits(block: PartialRows, logits: Tensor) -> None:
-    check_floating(CALL, "logits", logits, "model(tokens).logits")
-    if logits.shape != (len(block), block.classes):
-        raise invalid_value(
-            CALL,
-            "logits",
-            wanted=f"the block's rows and classes, shape {(len(block), block.classes)}",
-            got=f"shape {tuple(logits.shape)}",
-            instead="the candidate's logits at the same positions, with the classes of the base",
-        )
-
-
 # The fewest rows in a stratum of rows with similar spread, and the largest number of strata.
 ROWS_OF_STRATUM, MOST_STRATA = 32, 8
 # The control variate must explain at least this share of the variance. With heavier tails, the control variate explains
@@ -360,9 +356,7 @@ def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tenso
     would be wrong because of the classes that were not drawn. Finally, the factor is 0 in rows where a class may have
     no mass in the base, and if fewer than 32 rows are left.
 
-    Returns:
-        the estimates, the variances and third central moments of the sampling errors, and a mask, each of shape
-        (rows,). The mask selects rows whose ratios q/p were found light-tailed, and rows without a tail.
+    The moments are variances and third central moments. A row without a tail counts as light-tailed.
     """
     drawn = rows.divergences[name]
     factor, light = _factors(rows, name)
@@ -400,9 +394,7 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
-    """Return whether the mean of the control variate over some rows is as close to 0 as the variance of that mean
-    predicts.
-    """
+    """Return whether the mean of the control variate over some rows is as close to 0 as its variance predicts."""
     error = math.sqrt(float(drawn.variances[rows, 2].sum()))
     return abs(float(drawn.control[rows].sum())) <= farthest * error
 
@@ -415,14 +407,6 @@ def drawn_mean(rows: ReferenceRows, name: str, chosen: Tensor | slice = slice(No
     probability is 0.0025 instead of 0.025. The interval of KL(candidate||base) has no upper end unless the ratios q/p
     are light-tailed in all rows. The reason is that draws from the base do not show classes where only the candidate
     has mass.
-
-    Arguments:
-        rows: all measured rows.
-        name: ``"kl_pq"``, ``"kl_qp"``, ``"js"`` or ``"tv"``.
-        chosen: the rows of the mean, by default all.
-
-    Returns:
-        the mean with its interval, as a `DrawnMean`.
     """
     drawn = rows.divergences[name]
     values, variances, thirds, light = (x[chosen] for x in row_estimates(rows, name))
@@ -464,12 +448,8 @@ def population_mean(
 ) -> MeanEstimate:
     """Return the standard error and the interval of the mean over the population of clusters.
 
-    The interval also allows for the sampling of the tails, because the sampling adds to the variance of the rows. An
-    end may be open (infinite), as described at `MeanEstimator`.
-
-    Arguments:
-        rows, name, chosen: as for `drawn_mean`.
-        estimator: a new estimator of the mean of one column, with the clusters of the chosen rows.
+    The interval also allows for the sampling of the tails, because the sampling adds to the variance of the rows. The
+    estimator is a new one of one column, with the clusters of the chosen rows.
     """
     values, _, _, light = (x[chosen] for x in row_estimates(rows, name))
     if not bool(values.isfinite().all()):
