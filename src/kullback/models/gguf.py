@@ -32,12 +32,13 @@ class GGUFModel(LanguageModel):
     Keys, values and attention are in float32, not in llama.cpp's default of float16 with flash attention. That default
     alone moves the logits of a small model by 0.02. llama.cpp holds the logits of one block at a time, and a block is a
     copy of these logits. The path of a split model is its first file. Any device but ``"cpu"`` puts all layers on the
-    GPU that llama.cpp was built for.
+    GPU that llama.cpp was built for, if any.
     """
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
         self._llama = llama = load("llama_cpp", "a GGUF model")
-        self._on_cpu = device == "cpu"
+        self.device = device if llama.llama_supports_gpu_offload() else "cpu"
+        self._on_cpu = self.device == "cpu"
         shown = printable(path)
         _check_header(path, shown)
         llama.llama_backend_init()
@@ -89,7 +90,7 @@ class GGUFModel(LanguageModel):
         if tools or any(message.get("tool_calls") for message in messages):
             raise self.error(
                 wanted="the folder of a Hugging Face model, whose template writes tools as in its training",
-                got="a GGUF file, for which llama-cpp-python writes their JSON in another way",
+                got="a GGUF file; llama-cpp-python writes the JSON of tools in another way",
                 instead="name the folder as P, or leave the tools out",
             )
         template = self._llama.llama_model_chat_template(self._model, None)

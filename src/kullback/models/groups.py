@@ -52,11 +52,17 @@ def pattern_of(rule: str) -> re.Pattern[str] | None:
 
 
 def groups_of(
-    rule: str, model: LanguageModel | Words, windows: Windows, origins: Origins | None
+    rule: str,
+    model: LanguageModel | Words,
+    windows: Windows,
+    origins: Origins | None,
+    *,
+    are_stored: bool = False,
 ) -> tuple[Groups, list[str]]:
     """Return the group of each scored token by the rule of `Cut.groups`, and remarks on groups without tokens.
 
-    The windows have the tokens of the model. If `origins` are unknown, only a pattern is allowed.
+    The windows have the tokens of the model. If `origins` are unknown, only a pattern is allowed. `are_stored` is
+    whether a file determines the scored tokens.
     """
     pattern, scored = pattern_of(rule), windows.scored.tolist()
     if pattern is not None:
@@ -86,7 +92,10 @@ def groups_of(
         raise _wrong(wanted, got, {"groups": "re:[0-9]+"})
     if rule == ROLE and len(present) == 1:
         got = f"those of {quoted(kept[0])} alone"
-        raise _wrong("scored tokens of several roles", got, {"score": "all"})
+        remedy = (
+            "record the text again with --score all (Cut(score='all'))" if are_stored else {"score": "all"}
+        )
+        raise _wrong("scored tokens of several roles", got, remedy)
     require_few("Cut", "groups", len(present), [*present], _FEWER)
     order = sorted(dict.fromkeys([*expected, *present]), key=lambda name: name in (REST, TEMPLATE))
     places = {name: place for place, name in enumerate(order)}
@@ -100,7 +109,7 @@ def _matched(pattern: re.Pattern[str], model: LanguageModel | Words, tokens: Seq
     """Return the group of each token of a window: the first group with a match that overlaps the token."""
     contents = [b"" if (token := model.vocabulary.get(index)) is None else token.content for index in tokens]
     if tokens and tokens[0] == model.bos:
-        contents[0] = b""  # the window begins with it, and the text does not
+        contents[0] = b""  # this token begins the window, but is not in the text
     # A byte that is not part of a character becomes a character of its own, so every character has its bytes.
     text = b"".join(contents).decode("utf-8", "surrogateescape")
     ends = np.cumsum([len(content) for content in contents])

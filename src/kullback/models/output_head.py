@@ -329,7 +329,7 @@ class _BodyOutput:
 
 @torch.no_grad()
 def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
-    """Refuse a model whose class makes other logits of the same normed states, by a scale or a cap of its own."""
+    """Refuse a model whose class makes other logits from the same hidden states, for example by a scale or a cap."""
     shown, body = printable(head.name), body_of(model)
     parts.head.weight = torch.nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:
@@ -350,7 +350,7 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
 
 
 def require_logits(head: OutputHead, made: Tensor, wanted: Tensor, parts: str) -> None:
-    """Refuse a model whose logits are other than its head makes; `parts` names the parts that made these."""
+    """Refuse a model whose logits differ from `made`, which its head makes; `parts` names the parts used."""
     near = 0.02 if head.weight.dtype in (torch.bfloat16, torch.float16) else 1e-4
     made, wanted = made.float(), wanted.float()
     # The head's logits are finite, so this bound is too.
