@@ -99,11 +99,11 @@ class HuggingFaceModel(LanguageModel):
         try:
             return self.model(input_ids=inputs, use_cache=False, **options).logits[0]
         except (RuntimeError, IndexError, ValueError) as error:
-            said = " ".join(str(error).split())
-            if isinstance(error, torch.OutOfMemoryError) or ("alloc" in said and "memory" in said):
+            is_allocation = "alloc" in str(error) and "memory" in str(error)
+            if is_allocation or isinstance(error, torch.OutOfMemoryError):
                 raise self.error(
                     wanted="memory for the model and a window",
-                    got=f"out of memory ({said[:200]})",
+                    got=f"out of memory ({' '.join(str(error).split())[:200]})",
                     instead="run the models one after the other (--one-at-a-time), in --dtype bfloat16, with a "
                     "smaller --context, or on another --device",
                     wording=BY_EVENT,
