@@ -92,10 +92,8 @@ def groups_of(
         raise _wrong(wanted, got, {"groups": "re:[0-9]+"})
     if rule == ROLE and len(present) == 1:
         got = f"those of {quoted(kept[0])} alone"
-        remedy = (
-            "record the text again with --score all (Cut(score='all'))" if are_stored else {"score": "all"}
-        )
-        raise _wrong("scored tokens of several roles", got, remedy)
+        of_reference = "record the text again with --score all (Cut(score='all'))"
+        raise _wrong("scored tokens of several roles", got, of_reference if are_stored else {"score": "all"})
     require_few("Cut", "groups", len(present), [*present], _FEWER)
     order = sorted(dict.fromkeys([*expected, *present]), key=lambda name: name in (REST, TEMPLATE))
     places = {name: place for place, name in enumerate(order)}
