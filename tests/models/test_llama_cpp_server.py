@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,8 @@ def test_the_log_probabilities_are_those_of_the_file(path):
     with GGUFModel(path) as local, served(path, "--logits_all", "true") as address:
         windows = windows_of(local)
         truth = torch.cat(list(local.logits(windows, 100))).double().log_softmax(-1)
-        with ServerModel(
-            address, top=TOP, vocabulary=local.vocabulary, classes=local.classes, first_wait=2
-        ) as model:
+        with ServerModel(address, top=TOP, first_wait=2) as model:
+            model.vocabulary, model.info = local.vocabulary, replace(model.info, classes=local.classes)
             assert (model.speaks, model.bos) == ("openai", None)
             blocks = list(model.top_k(windows))
     row = listed = 0
@@ -112,8 +112,9 @@ def refused(
     with (
         GGUFModel(path) as local,
         served(path, *options) as address,
-        ServerModel(address, top=TOP, vocabulary=local.vocabulary, first_wait=2) as model,
+        ServerModel(address, top=TOP, first_wait=2) as model,
     ):
+        model.vocabulary = local.vocabulary
         model._server._first_wait = 0.01  # it listens now
         model.windows = windows_of(local)
         yield model

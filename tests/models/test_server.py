@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,11 @@ def expected(windows: Windows) -> torch.Tensor:
 
 
 def opened(address: str, speaks: str, vocabulary: Vocabulary, **options) -> ServerModel:
-    settings = {"top": TOP, "classes": tiny.CLASSES, "first_wait": 0.01} | options
-    return ServerModel(f"{address}/{speaks}", vocabulary=vocabulary, **settings)
+    classes = options.pop("classes", tiny.CLASSES)
+    settings = {"top": TOP, "first_wait": 0.01} | options
+    model = ServerModel(f"{address}/{speaks}", **settings)
+    model.vocabulary, model.info = vocabulary, replace(model.info, classes=classes)
+    return model
 
 
 def has_own_text(vocabulary: Vocabulary, token: int) -> bool:
@@ -353,8 +357,8 @@ def test_nobody_at_the_address_is_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_the_end_of_an_address_may_be_its_version(address, vocabulary):
-    with ServerModel(f"{address}/vllm/v1/", vocabulary=vocabulary) as model:
+def test_the_end_of_an_address_may_be_its_version(address):
+    with ServerModel(f"{address}/vllm/v1/") as model:
         assert model.name == f"{address}/vllm"
 
 

@@ -22,7 +22,7 @@ from kullback.common.words import CARD_REFERENCE, is_hidden_states
 from kullback.errors import ArgumentValueError, printable
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, is_reference
 from kullback.models.hidden_states import require_states, with_heads
-from kullback.predictions.checkpoint import kept_state
+from kullback.predictions.checkpoint import KeptState
 from kullback.report import card
 from kullback.results.verdict import Verdict
 
@@ -51,7 +51,8 @@ def run_model_comparison(
     as_llama_cpp = prints_as_llama_cpp(settings, outputs)
     arguments = settings.arguments("models")
     folder = settings["--card"]
-    with nullcontext() if folder is None else card.made_folder(folder), kept_state(resume) as state:
+    made_folder = nullcontext() if folder is None else card.made_folder(folder)
+    with made_folder, nullcontext() if resume is None else KeptState(resume) as state:
         parts = [] if folder is None else [folder / name for name in card.FILES]
         check_outputs(outputs, [*files, *settings["--head"], text], parts, state=resume)
         with (

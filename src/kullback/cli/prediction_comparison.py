@@ -20,7 +20,7 @@ from kullback.errors import ArgumentValueError
 from kullback.io import open_rows, read_tokens
 from kullback.parallel.workers import Workers, torchrun_workers
 from kullback.predictions import Comparison, compare_predictions
-from kullback.predictions.checkpoint import kept_state
+from kullback.predictions.checkpoint import KeptState
 from kullback.report import llama_cpp as llama_cpp_lines
 from kullback.results.verdict import Verdict
 
@@ -60,7 +60,7 @@ def run_prediction_comparison(
     with workers_of("kullback compare") as workers:
         is_first = workers.rank == 0
         words = workers.each(check)
-        with kept_state(resume, removes=is_first) as state:
+        with nullcontext() if resume is None else KeptState(resume, removes=is_first) as state:
             with progress_bar(
                 "rows", show=is_first and not settings["--no-progress"], patience=0
             ) as progress:

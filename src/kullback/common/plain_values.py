@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 # An object of JSON as it is written or read. The code that reads one checks its fields.
 JsonObject: TypeAlias = dict[str, Any]
+
+
+def decoded(text: str | bytes) -> Any:
+    """Return the value of JSON text; None if the text is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def json_safe(value: Any) -> Any:

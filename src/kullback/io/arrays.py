@@ -215,9 +215,7 @@ def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
 
 
 class TorchReader(Reader):
-    """A reader of a tensor in a file of `torch.save`. Each block maps the file again, so that the mapped pages are
-    released.
-    """
+    """A reader of a tensor in a file of `torch.save`, which each block maps again to release mapped pages."""
 
     format = "pt"
 

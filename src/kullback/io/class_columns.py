@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kullback.common.words import NO_LABEL, is_name_of_ids, nearest
 from kullback.errors import FileError, printable, quoted
-from kullback.io.source_files import FileReference
+from kullback.io.source_files import FileReference, listed
 
 # The possible names of an array or a metadata entry that holds the names of the classes.
 NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "categories", "vocabulary")
@@ -21,6 +21,12 @@ NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "cat
 ENOUGH_ROWS = 20
 _SHOWN = 5
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
+
+
+def some_of(is_whole: Sequence[bool]) -> frozenset[int]:
+    """Return the columns with whole numbers; no column if all columns have whole numbers."""
+    places = frozenset(at for at, whole in enumerate(is_whole) if whole)
+    return places if len(places) < len(is_whole) else frozenset()
 
 
 def list_from_text(text: str) -> object:
@@ -67,9 +73,7 @@ def positions_of(names: Sequence[str]) -> list[int] | None:
 
 
 def natural_order(names: Sequence[str] | None) -> list[int] | None:
-    """Return the order of columns that sorts numbered classes by number; None if the classes are sorted or not
-    numbered.
-    """
+    """Return the order of columns that sorts numbered classes by number; None if they are sorted or not numbered."""
     positions = None if names is None else positions_of(names)
     if positions is None or positions == sorted(positions):
         return None
@@ -81,10 +85,7 @@ def matching_order(
 ) -> list[int] | None:
     """Return the order of Q's classes that pairs them with P's classes by name; None to pair the classes by position.
 
-    Names with numbers from 0 or 1 on are positions, in the order of the numbers.
-
-    Raises:
-        FileError: a name is in one file only.
+    Names with numbers from 0 or 1 on are positions, in the order of the numbers. A name in one file only is refused.
     """
     if p is None or q is None or tuple(p) == tuple(q):
         return None
@@ -109,9 +110,9 @@ def unnamed_side(p: Sequence[str] | None, q: Sequence[str] | None) -> str | None
 
 def _unmatched(p: Sequence[str], q: Sequence[str], refs: tuple[FileReference, FileReference]) -> FileError:
     repeated = next((name for names in (p, q) for name in names if list(names).count(name) > 1), None)
-    only = [sorted(set(a) - set(b)) for a, b in ((p, q), (q, p))]
+    only = [[quoted(name) for name in sorted(set(a) - set(b))] for a, b in ((p, q), (q, p))]
     got = [
-        f"{_listed(names)} only in {ref.name}" for names, ref in zip(only, refs, strict=True) if names
+        f"{listed(names, _SHOWN)} only in {ref.name}" for names, ref in zip(only, refs, strict=True) if names
     ] or [f"{quoted(repeated)} more than once"]
     return refs[0].differs(
         refs[1],
@@ -124,18 +125,14 @@ def _unmatched(p: Sequence[str], q: Sequence[str], refs: tuple[FileReference, Fi
 def chosen_classes(
     columns: Sequence[str], names: Sequence[str] | None, classes: int, ref: FileReference
 ) -> list[int]:
-    """Return the places of the chosen classes; if `names` is None, the name of a class is its position.
-
-    Raises:
-        FileError: no class, or more than one class, has a chosen name.
-    """
+    """Return the places of the chosen classes; if `names` is None, the name of a class is its position."""
     there = [str(index) for index in range(classes)] if names is None else list(names)
     unknown = next((name for name in columns if there.count(name) != 1), None)
     if unknown is not None:
         near = nearest(unknown, there) if names is not None else None
         unnamed = " (the file has no names, so that these are positions)" if names is None else ""
         raise ref.error(
-            wanted=f"columns= (--columns) of the names {_listed(there)}{unnamed}, each once",
+            wanted=f"columns= (--columns) of the names {listed([*map(quoted, there)], _SHOWN)}{unnamed}, each once",
             got=f"{quoted(unknown)}, which is {'no' if unknown not in there else 'more than one'} column",
             instead="name columns of the file" if near is None else f"write {quoted(near)} instead",
         )
@@ -203,10 +200,4 @@ def refuse_other_columns(
         wanted="columns of numbers, one for each class",
         got=f"{f'column {names[at]!r}' if names else f'column {at}'} of whole numbers, {what}",
         instead=f"leave it out, or name the columns that are classes: columns= (--columns {printable(shown, 200)})",
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(quoted, names[:_SHOWN])) + (
-        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.errors import FileError
-from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes
+from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes, some_of
 from kullback.io.parquet import to_numpy
 from kullback.io.row_stream import Reader, join_tensors, regroup, rows_from
 from kullback.io.source_files import FileReference, refuse_key
@@ -72,9 +72,7 @@ def header_of(ref: FileReference, delimiters: str = ",", *, records: int = 1) ->
 
 @contextmanager
 def open_text(ref: FileReference) -> Generator[TextIO]:
-    """Open a file as text, decompressed if the name ends in ``.gz`` or ``.zst``; bytes that are not UTF-8 are
-    escaped.
-    """
+    """Open a file as text, decompressed if it is ``.gz`` or ``.zst``; bytes that are not UTF-8 are escaped."""
     with ref.open() as raw:
         stream: Any = raw
         if compression := {".gz": "gzip", ".zst": "zstd"}.get(ref.path.suffix):
@@ -97,9 +95,7 @@ def csv_table(ref: FileReference, header: CsvHeader, **convert: Any) -> Any:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a field is a number by Arrow's rules. Python's float would also accept 1_000 and non-ASCII
-    digits.
-    """
+    """Return whether a field is a number by Arrow's rules, which forbid 1_000 and non-ASCII digits."""
     if not text.isascii() or "_" in text:
         return False
     try:
@@ -112,13 +108,6 @@ def _is_number(text: str) -> bool:
 def is_whole(text: str) -> bool:
     """Return whether a field is a whole number."""
     return WHOLE.fullmatch(text.strip()) is not None
-
-
-def _whole_columns(rows: list[list[str]]) -> frozenset[int]:
-    """Return the columns with only whole numbers, or no column if all columns have only whole numbers."""
-    width = min(map(len, rows), default=0)
-    whole = [at for at in range(width) if all(is_whole(row[at]) for row in rows)]
-    return frozenset(whole if len(whole) < width else ())
 
 
 class CsvReader(Reader):
@@ -152,7 +141,8 @@ class CsvReader(Reader):
             self.class_names = tuple(self._names[at].strip() for at in self._places)
         values = [[row[at] for at in self._places if at < len(row)] for row in rows[self._header_lines > 0 :]]
         whole = all(map(is_whole, values[0]))
-        self.integer_classes = _whole_columns([row for row in values if row])
+        columns = zip(*filter(None, values), strict=False)
+        self.integer_classes = some_of([all(map(is_whole, column)) for column in columns])
         self.dtype = torch.int64 if whole and not named else torch.float64
 
     def _refuse_doubtful_header(self, first: list[str], second: list[str], *, is_quoted: bool) -> None:
@@ -176,10 +166,6 @@ class CsvReader(Reader):
                 got=f"{seen}, which may be either",
                 instead="name the columns, as c0,c1,...",
             )
-
-    def read(self, start: int, stop: int) -> Tensor:
-        empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
-        return next(self.blocks(rows=stop - start, first=start), empty)
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         return regroup(rows_from(self._tensors(), first), rows, join_tensors)
@@ -221,9 +207,7 @@ class CsvReader(Reader):
             raise self._explain(str(error)) from None
 
     def _explain(self, reason: str) -> FileError:
-        """Return the error for the first field that is not a number. Arrow does not always name the column and the
-        line.
-        """
+        """Return the error for the first field that is not a number, whose place Arrow may not name."""
         whole = self.dtype is torch.int64
         wanted = "a number in every field"
         instead = (

@@ -371,9 +371,7 @@ def _write_rows(
 
 
 def _decode(raw: Tensor, classes: int) -> Tensor:
-    """Return the log-probabilities of stored rows. The stored uint16 are passed as int16, which has more operations in
-    torch.
-    """
+    """Return the log-probabilities of stored rows, whose uint16 are int16, for which torch has more operations."""
     scale, smallest = _scales(raw)
     codes = raw[:, PREFIX : PREFIX + classes].view(torch.uint16).float()
     return codes.mul_(scale[:, None]).add_(smallest[:, None])

@@ -13,7 +13,7 @@ from torch import Tensor
 from kullback.common.dtypes import dtype_name
 from kullback.common.optional import load
 from kullback.errors import FileError
-from kullback.io.class_columns import chosen_classes
+from kullback.io.class_columns import chosen_classes, some_of
 from kullback.io.row_stream import Reader, flat_shape, join_tensors, regroup
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
@@ -59,8 +59,7 @@ class ParquetReader(Reader):
             self._names, types = list(schema.names), list(schema.types)
             self._refuse_index(schema.pandas_metadata)
             self.class_names = tuple(self._names)
-            whole = [at for at, column_type in enumerate(types) if arrow_types.is_integer(column_type)]
-            self.integer_classes = frozenset(whole if len(whole) < len(types) else ())
+            self.integer_classes = some_of(list(map(arrow_types.is_integer, types)))
         self.dtype = self._common_dtype(self._names, types)
         rows = self._file.metadata.num_rows
         self.shape = (rows, self._first_length() if self.key is not None and rows else len(self._names))
@@ -97,17 +96,12 @@ class ParquetReader(Reader):
             dtype = of_column if dtype is None else torch.promote_types(dtype, of_column)
         return dtype or torch.float64
 
-    def read(self, start: int, stop: int) -> Tensor:
-        return next(self.blocks(rows=stop - start, first=start))
-
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         tensors = (self._matrix(batch, at) for at, batch in self._batches(first, rows))
         return regroup(tensors, rows, join_tensors)
 
     def _batches(self, start: int, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, Arrow batch) from row `start` to the end; row groups that end before this row are not
-        read.
-        """
+        """Yield (first row, Arrow batch) from row `start` on; row groups that end before this row are not read."""
         first, groups = 0, list(range(self._file.num_row_groups))
         while groups and first + (size := self._file.metadata.row_group(groups[0]).num_rows) <= start:
             first += size

@@ -38,9 +38,7 @@ def _masses(x: Tensor, *, logs: bool) -> Tensor:
 
 
 def looks_like(x: Tensor) -> RepresentationName | None:
-    """Return the representation that the values of a few rows fit; None if no representation is clear or a value is NaN
-    or +inf.
-    """
+    """Return the representation that a few rows fit; None if none is clear, or if a value is NaN or +inf."""
     if not x.is_floating_point():
         return "counts" if bool((x >= 0).all()) else None
     if bool(x.isnan().any()) or bool((x == torch.inf).any()):

@@ -294,12 +294,7 @@ class RowSource(RowStream):
         self.require_classes()
         count = _rows_in_block("RowSource.blocks", max_bytes, rows, [self])
         blocks = self._reader.blocks(rows=count, first=first)
-        while True:
-            with self.ref.decoding(f"a {self.format} file"):
-                block = next(blocks, None)
-            if block is None:
-                return
-            block = self._arranged(block)
+        for block in map(self._arranged, self.ref.decoded(blocks, f"a {self.format} file")):
             check_rows(block, self.representation, start, self.ref)
             start += len(block)
             yield block
@@ -461,12 +456,7 @@ def paired_blocks(
 def matched(
     p: RowSource, q: RowSource
 ) -> tuple[RowSource, Callable[[int, Callable[[], list[int]]], FileError]]:
-    """Return Q with its classes, and if it finds windows its windows, in P's order; and the function `differ` for
-    `in_step`.
-
-    Raises:
-        FileError: the sources differ in the number of rows or classes, or a class name occurs in only one source.
-    """
+    """Return Q with its classes, and if it finds windows its windows, in P's order; and `differ` for `in_step`."""
     q = q.in_order_of(p)
     q = q.over(p.windows) if q.finds_windows and p.windows is not None else q
     for source in (p, q):  # now, because some workers never read the first block

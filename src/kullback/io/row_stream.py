@@ -63,17 +63,10 @@ def in_step(
     differ: Callable[[int, Callable[[], list[int]]], Exception],
     first: int = 0,
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Iterate over the same rows of several streams.
+    """Iterate over the same rows of several streams: the number of a first row, and a block of each stream from there.
 
-    Arguments:
-        streams: an iterator over blocks of any length for each stream.
-        differ: a function that returns the error if a stream ends before another stream. Its arguments are the index of
-            the stream, and a function that reads all streams to the end and returns the number of rows of each stream.
-        first: the number of the first row.
-
-    Returns:
-        an iterator over the number of the first row and a list of blocks with the same number of rows, one of each
-        stream.
+    `differ` returns the error if a stream ends before another stream. Its arguments are the index of the stream, and a
+    function that reads all streams to the end and returns the number of rows of each stream.
     """
     blocks: list[Any] = [None] * len(streams)
     while True:
@@ -109,11 +102,6 @@ class StoredMass:
         mean: the mean sum.
         lowest: the smallest sum.
         highest: the largest sum.
-
-    Example:
-        >>> from kullback.io.row_stream import StoredMass
-        >>> StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
-        StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
     """
 
     rows: int = 0
@@ -234,7 +222,7 @@ class RowStream(Closes, ABC):
 
 
 class Reader(RowStream):
-    """A reader of one file format; `RowSource` adds the representation and checks the rows.
+    """A reader of one file format, with `read` or `blocks`; `RowSource` adds the representation and checks the rows.
 
     Attributes:
         ref: the path, and the name of the argument that holds the path.
@@ -257,11 +245,10 @@ class Reader(RowStream):
     integer_classes: frozenset[int] = frozenset()
     has_classes_only: bool = False
 
-    @abstractmethod
     def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop` as a new tensor. At the end of a file whose `rows` is None, there may be fewer
-        rows.
-        """
+        """Return rows `start` to `stop` as a new tensor, or fewer at the end of a file whose `rows` is None."""
+        empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
+        return next(self.blocks(rows=stop - start, first=start), empty)
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         for start in range(first, self.rows or 0, rows):
@@ -290,10 +277,6 @@ class StreamReader(Reader):
         if stream.windows is not None:
             self.labels = stream.windows.labels if stream.labels is None else stream.labels
             self.clusters = stream.windows.clusters if stream.clusters is None else stream.clusters
-
-    def read(self, start: int, stop: int) -> Tensor:
-        blocks = self.origin.blocks(rows=stop - start, first=start)
-        return next(regroup(blocks, stop - start, join_tensors), torch.empty(0, self.classes, device="cpu"))
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
         blocks = (block.detach().cpu() for block in self.origin.blocks(rows=rows, first=first))

@@ -44,11 +44,8 @@ def open_safetensors(ref: FileReference, key: str | None) -> Reader:
 
 
 def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Entry]]:
-    """Return the byte at which the tensors of a ``.safetensors`` file begin, and the header.
-
-    The safetensors library validates the file. The offsets come from the header, because the library does not return
-    offsets. (The library's slices map the file, and select only along the first dimension.)
-    """
+    """Return the byte at which the tensors of a ``.safetensors`` file begin, and the header."""
+    # The library validates the file, but does not return offsets. Its slices map the file.
     library = load("safetensors", "reading a .safetensors file")
     with ref.reading("a safetensors file", library.SafetensorError), library.safe_open(ref.path, "numpy"):
         pass

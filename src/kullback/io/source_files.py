@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ class Closes:
 
 
 _Resource = TypeVar("_Resource")
+_Item = TypeVar("_Item")
 
 
 @contextmanager
@@ -65,9 +66,7 @@ class FileReference:
     key_name: str = "key"  # the argument that names an array of the file
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
-        """Return the error, whose message names the file, the expected content, the actual content and the remedy in
-        one line.
-        """
+        """Return the error, whose message names the file, both contents and the remedy in one line."""
         wanted, got, instead = (printable(" ".join(text.split())) for text in (wanted, got, instead))
         got = printable(got, max(LONGEST_GOT, LONGEST_MESSAGE - len(wanted) - len(instead)))
         place = f"{self.name} = {self.shown}"
@@ -89,6 +88,16 @@ class FileReference:
             raise self.truncated(wanted=what, got="sizes beyond the memory of this machine") from None
         except Exception as error:
             raise self.truncated(wanted=what, got=f"{type(error).__name__}: {error}") from error
+
+    def decoded(self, items: Iterator[_Item], what: str) -> Iterator[_Item]:
+        """Iterate over items whose decoding may fail as in `decoding`."""
+        while True:
+            with self.decoding(what):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+            del item  # it may be large
 
     @contextmanager
     def reading(self, wanted: str, *errors: type[Exception]) -> Generator[None]:
@@ -137,9 +146,7 @@ class FileReference:
 
 
 def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:
-    """Return the format from the extension, which the content must match; a llama.cpp file is recognized by its
-    content.
-    """
+    """Return the format from the extension, which the content must match; the content alone shows a llama.cpp file."""
     with ref.open() as file:
         head = file.read(9)
     if head.startswith(LLAMA_MAGIC) and "llama.cpp" in known.values():
@@ -179,13 +186,16 @@ def _agrees(claimed: str, head: bytes) -> bool:
     return claimed == "pt" or head.startswith(MAGIC[claimed])
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def choose_key(ref: FileReference, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:
     """Return the name of the array to read, which is `key` or, if `key` is None, the only name."""
     names = list(keys)
     option = f"--{ref.key_name.replace('_', '-')}"
-    shown = ", ".join(names[:LISTED_KEYS]) + (
-        f" and {len(names) - LISTED_KEYS} more" if len(names) > LISTED_KEYS else ""
-    )
+    shown = listed(names, LISTED_KEYS)
     if not names:
         raise ref.error(wanted=f"at least one {what}", got="none in the file", instead="write the file again")
     if key is None and len(names) == 1:

@@ -90,8 +90,8 @@ def _of_tokenizer(ref: FileReference, tokenizer: Any) -> list[str | None]:
         got = f"token numbers from {min(numbers)} to {max(numbers)}"
         raise ref.error(wanted="token numbers that count from 0", got=got, instead="write the file again")
     texts: list[str | None] = [None] * (max(numbers, default=-1) + 1)
-    is_byte_level = any(_has_type(tokenizer.get(part), "ByteLevel") for part in ("decoder", "pre_tokenizer"))
-    to_bytes = byte_level_bytes if is_byte_level else sentencepiece_bytes
+    are_byte_level = any(is_byte_level(tokenizer.get(part)) for part in ("decoder", "pre_tokenizer"))
+    to_bytes = byte_level_bytes if are_byte_level else sentencepiece_bytes
     for token, number in pairs:
         texts[number] = to_bytes(token).decode("utf-8", "backslashreplace")
     for number, content in added.items():
@@ -99,12 +99,12 @@ def _of_tokenizer(ref: FileReference, tokenizer: Any) -> list[str | None]:
     return texts
 
 
-def _has_type(part: Any, kind: str) -> bool:
-    """Return whether a part of a tokenizer, or one element of a sequence of parts, has a type."""
+def is_byte_level(part: Any) -> bool:
+    """Return whether a part of a tokenizer, or an element of a sequence of parts, writes bytes as GPT-2 does."""
     if not isinstance(part, dict):
         return False
     elements = [element for key in ("decoders", "pretokenizers") for element in part.get(key) or ()]
-    return part.get("type") == kind or any(_has_type(element, kind) for element in elements)
+    return part.get("type") == "ByteLevel" or any(map(is_byte_level, elements))
 
 
 def sentencepiece_bytes(name: str) -> bytes:
@@ -130,25 +130,14 @@ def byte_level_bytes(name: str) -> bytes:
         (b' the', b' the')
     """
     try:
-        return name.translate(_byte_of_character()).encode("latin-1")
-    except UnicodeError:
+        return bytes(map(_byte_of_character().__getitem__, name))
+    except KeyError:
         return name.encode("utf-8", "surrogatepass")
 
 
-class _ByteOfCharacter(dict[int, int]):
-    """A mapping from the numbers of characters to bytes. Other characters raise an error, while a plain dict would make
-    `str.translate` keep them.
-    """
-
-    def __missing__(self, character: int) -> int:
-        raise UnicodeError
-
-
 @cache
-def _byte_of_character() -> _ByteOfCharacter:
+def _byte_of_character() -> dict[str, int]:
     """Return the mapping from characters to bytes; it maps printable characters to their own byte."""
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
-    return _ByteOfCharacter(
-        {byte: byte for byte in own} | {256 + place: byte for place, byte in enumerate(others)}
-    )
+    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -111,9 +111,7 @@ def _known_top(counts: Tensor, label_is_least: Tensor) -> int:
 
 
 def _scored_rows(source: TopKSource) -> Iterator[tuple[PartialRows, Tensor]]:
-    """Yield the scored rows of each block, and their mask. In a scored row, the true token has a log-probability and is
-    not the first token of the sequence.
-    """
+    """Yield the rows of each block whose true token has a log-probability and is not a first token, and their mask."""
     for block in source.blocks():
         scored = (block.labels >= 0) & ~block.label_log_probs.isnan() & (block.positions > 0)
         yield block[scored], scored

@@ -374,9 +374,8 @@ def _staleness(log: TokenLog, own: _Columns) -> _Staleness:
 def _noise(log: TokenLog) -> tuple[Tensor | None, str]:
     """Return k3 of a side from itself, for each token, None without a second computation; and a sentence about it.
 
-    The mismatch contains the noise of one computation of each side. k3 of a side from itself contains the noise of two
-    such computations. So the mean of both sides' k3 is the noise of the mismatch. If one side alone was
-    computed again, the other one counts as equally noisy.
+    It contains the noise of two computations, and the mismatch that of one of each side. So the mean of both sides' k3
+    is the noise of the mismatch. A side that was not computed again counts as equally noisy.
     """
     pairs = {
         "the engine from itself": (log.sampler_log_prob, log.sampler_log_prob_again),

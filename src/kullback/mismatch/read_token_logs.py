@@ -22,6 +22,7 @@ from kullback.common.arrays import Floats
 from kullback.common.files import by_numbers, check_input
 from kullback.common.optional import load
 from kullback.errors import ArgumentValueError, FileError
+from kullback.io.source_files import FileReference
 from kullback.mismatch.token_log import WHOLE, TokenLog, in_order, joined
 
 Record = Mapping[str, Any]
@@ -102,9 +103,7 @@ def _files(path: Path) -> list[Path]:
         *path.glob("**/train_data_step*.jsonl"),
     ]
     if not files:
-        raise FileError.at(
-            f"run = {path}",
-            "run",
+        raise FileReference(path, "run").error(
             wanted="a folder with step_*/rank_*.jsonl (prime-rl) or train_data_step*.jsonl (NeMo-RL)",
             got="a folder without such files",
             instead="name a .parquet or .jsonl file with one row for each token",
@@ -139,13 +138,8 @@ def _read_format(path: Path) -> TokenLog:
 
 
 def _wrong(path: Path, got: str, instead: str) -> FileError:
-    return FileError.at(
-        f"run = {path}",
-        "run",
-        wanted="records of sampled tokens with the log-probabilities of engine and trainer",
-        got=got,
-        instead=instead,
-    )
+    wanted = "records of sampled tokens with the log-probabilities of engine and trainer"
+    return FileReference(path, "run").error(wanted=wanted, got=got, instead=instead)
 
 
 def _records(path: Path) -> Iterator[tuple[int, Record]]:

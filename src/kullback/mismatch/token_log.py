@@ -149,11 +149,7 @@ def _checked(name: str, x: Tensor) -> Tensor:
 
 
 def in_order(log: TokenLog) -> TokenLog:
-    """Return the tokens in the order of their sequences and positions, with the sequences numbered from 0.
-
-    Raises:
-        ArgumentValueError: a sequence has two tokens at one position.
-    """
+    """Return the tokens in the order of their sequences and positions, with the sequences numbered from 0."""
     steps, places = log.sequence.diff(), log.position.diff()
     if int(log.sequence[0]) == 0 and bool(((steps == 1) | ((steps == 0) & (places > 0))).all()):
         return log

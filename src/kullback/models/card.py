@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ import torch
 
 from kullback.common.files import file_hash, without_folders
 from kullback.common.formats import interval, number
+from kullback.common.plain_values import decoded
 from kullback.common.words import CARD, CARD_REFERENCE, WARNING
-from kullback.errors import FileError, printable
+from kullback.errors import printable
 from kullback.io import Reference, Windows
 from kullback.io.source_files import FileReference, closed_on_error
 from kullback.models.model_results import Candidate
@@ -42,16 +42,11 @@ class _Record(NamedTuple):
 
 
 def open_card(folder: Path, argument: str) -> Reference:
-    """Open the reference of a card.
-
-    Raises:
-        FileError: a file of the card is missing, damaged, or not the file that the record describes.
-    """
+    """Open the reference of a card; refuse a reference that is not the one in the card's record."""
     record, path = _read(folder, argument), folder / CARD_REFERENCE
     if not path.is_file():
-        raise _error(
-            folder, argument, wanted=f"{CARD} and {CARD_REFERENCE}", got=f"no {CARD_REFERENCE}", instead=_COPY
-        )
+        wanted, got = f"{CARD} and {CARD_REFERENCE}", f"no {CARD_REFERENCE}"
+        raise FileReference(folder, argument).error(wanted=wanted, got=got, instead=_COPY)
     reference = Reference(path, name=argument)
     with closed_on_error(reference):
         for what, got, wanted in (
@@ -108,27 +103,17 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _read(folder: Path, argument: str) -> _Record:
-    path = folder / CARD
+    path, instead = folder / CARD, _or_reference(folder)
     if not path.is_file():
-        raise _error(
-            folder,
-            argument,
-            wanted=f"{CARD} and {CARD_REFERENCE}",
-            got=f"no {CARD}",
-            instead=_or_reference(folder),
-        )
+        wanted = f"{CARD} and {CARD_REFERENCE}"
+        raise FileReference(folder, argument).error(wanted=wanted, got=f"no {CARD}", instead=instead)
+    ref = FileReference(path, argument)
     with path.open("rb") as file:
-        content = file.read(_LARGEST)
-    try:
-        fields: Any = json.loads(content)
-    except (ValueError, RecursionError):
-        fields = None
+        fields = decoded(file.read(_LARGEST))
     schema = cast("Any", fields).get("schema") if isinstance(fields, dict) else None
     if schema != SCHEMA:
         got = "no JSON" if fields is None else f"the schema {schema!r}"
-        raise _error(
-            path, argument, wanted=f"JSON with the schema {SCHEMA!r}", got=got, instead=_or_reference(folder)
-        )
+        raise ref.error(wanted=f"JSON with the schema {SCHEMA!r}", got=got, instead=instead)
     try:
         hashes = fields["reference"]["sha256"], fields["text"]["tokens_sha256"]
         candidates = {str(each["name"]): _listed(each) for each in fields["candidates"]}
@@ -137,13 +122,8 @@ def _read(folder: Path, argument: str) -> _Record:
         ):
             raise TypeError
     except (LookupError, TypeError, ValueError):
-        raise _error(
-            path,
-            argument,
-            wanted="the hashes of the reference and its tokens, and the mean of each candidate",
-            got="a record without them",
-            instead=_or_reference(folder),
-        ) from None
+        wanted = "the hashes of the reference and its tokens, and the mean of each candidate"
+        raise ref.error(wanted=wanted, got="a record without them", instead=instead) from None
     return _Record(*hashes, candidates)
 
 
@@ -157,7 +137,3 @@ def _listed(fields: Any) -> Listed:
 def _or_reference(folder: Path) -> str:
     path = folder / CARD_REFERENCE
     return f"{_COPY}, or compare with {printable(path)}" if path.is_file() else _COPY
-
-
-def _error(path: Path, argument: str, *, wanted: str, got: str, instead: str) -> FileError:
-    return FileReference(path, argument).error(wanted=wanted, got=got, instead=instead)

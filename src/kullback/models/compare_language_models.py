@@ -149,9 +149,7 @@ def compare_models(
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
     _ARGUMENTS.check(noise_floor=noise_floor, one_at_a_time=one_at_a_time)
-    named = _named(candidates)
-    several = named.values() if named is not None else candidates
-    every_candidate = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
+    names, every_candidate = _named(candidates)
     if not every_candidate:
         raise invalid_value(
             CALL,
@@ -217,7 +215,7 @@ def compare_models(
         ]
     # A model on the hub is in the cache now.
     hashes = [weights_hash(each) if is_identified else None for each in every_candidate]
-    result = _joined(parts, name, None if named is None else list(named), hashes, recorded)
+    result = _joined(parts, name, names, hashes, recorded)
     notes = [] if card is None else notes_of_card(Path(card), result.candidates)
     return replace(result, notes=[*result.notes, *notes], repeats=notes)
 
@@ -286,10 +284,10 @@ def _compare_group(
         return _Group(matched, of_pairings, results, floor, pairings[0].passages.whole_text, question)
 
 
-def _named(candidates: object) -> dict[str, object] | None:
-    """Return a mapping from names to candidates; None if `candidates` is not a mapping."""
+def _named(candidates: object) -> tuple[list[str] | None, list[Any]]:
+    """Return the names of the candidates, None unless they are a mapping; and the candidates."""
     if not isinstance(candidates, Mapping):
-        return None
+        return None, list(candidates) if isinstance(candidates, list | tuple | ValuesView) else [candidates]
     named = cast("Mapping[Any, object]", candidates)
     for name in named:
         if not isinstance(name, str) or not name.strip():
@@ -300,7 +298,7 @@ def _named(candidates: object) -> dict[str, object] | None:
                 got=safe_repr(name),
                 instead="candidates={'int8': model}",
             )
-    return dict(named)
+    return list(named), list(named.values())
 
 
 def _joined(
@@ -312,12 +310,8 @@ def _joined(
 ) -> ModelComparison:
     """Return the result of all groups.
 
-    Arguments:
-        parts: the results of the groups.
-        name: the original name of a base that was recorded in a temporary file; None for other bases.
-        names: the names that the user gave to the candidates; None if the user gave no names.
-        hashes: the hash of each candidate's weights, in the order of the call.
-        recorded: the arguments, with the candidates in the order of the call; None if no file was written.
+    `name` is the original name of a base that was recorded in a temporary file, and `names` are the names that the user
+    gave. The names, the hashes and `recorded` are in the order of the call.
     """
     matched, settings, _, floor, whole_text, question = parts[0]
     base = matched.sides[0].info

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kullback.common.plain_values import JsonObject
+from kullback.common.plain_values import JsonObject, decoded
 from kullback.errors import ModelError, printable, quoted
 from kullback.models.language_model import LanguageModel, Message
 
@@ -59,8 +59,8 @@ Document = str | Conversation | Completion
 def read_record(record: object) -> Document:
     """Return the document that a record or a list of messages describes.
 
-    Raises:
-        WrongRecordError: the record is of another kind, or has a part that no template could render.
+    A record has a ``"text"``; or ``"messages"``, with ``"tools"`` if there are any; or a ``"prompt"`` and a
+    ``"completion"``, which are both text or both messages.
     """
     if isinstance(record, list | tuple):
         return Conversation(_messages(cast("Sequence[Any]", record)))
@@ -133,10 +133,7 @@ def _call(record: object, number: int) -> JsonObject:
     function = call.get("function", call)
     arguments = function.get("arguments", {}) if isinstance(function, Mapping) else None
     if isinstance(arguments, str):  # OpenAI's API gives the arguments as JSON text
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
+        arguments = decoded(arguments or "{}")
     if not isinstance(arguments, dict) or not isinstance(function.get("name"), str):
         raise WrongRecordError(
             f"a tool call without a name, or with arguments that are not an object, in message {number}"
@@ -162,14 +159,7 @@ def _tools(record: object) -> list[Any] | None:
 def reply_tokens(
     model: LanguageModel, document: Conversation | Completion, number: int
 ) -> tuple[list[int], list[bool]]:
-    """Return the tokens of a conversation or completion, and which of them are scored.
-
-    The number of the document, from 1, is for errors.
-
-    Raises:
-        ModelError: the template changes the replies, calls, tools or messages of the record, or the completion begins
-            within a token.
-    """
+    """Return the tokens of a conversation or completion, and which of them are scored; `number` is for errors."""
     if isinstance(document, Completion):
         return _completion_tokens(model, document, number)
     tokens = document_tokens(model, document, number)
@@ -184,11 +174,7 @@ def reply_tokens(
 
 
 def document_tokens(model: LanguageModel, document: Document, number: int) -> list[int]:
-    """Return all tokens of a document, as the model reads them; `number` is as for `reply_tokens`.
-
-    Raises:
-        ModelError: the template leaves out calls, tools or messages of the record.
-    """
+    """Return all tokens of a document, as the model reads them; `number` is for errors."""
     if not isinstance(document, Conversation):
         text = document if isinstance(document, str) else document.prompt + document.completion
         return ([] if model.bos is None else [model.bos]) + model.encode(text)
@@ -202,10 +188,6 @@ def token_roles(model: LanguageModel, document: Conversation | Completion, numbe
 
     A reply is all that follows its beginning, with its last token, as in `reply_tokens`. In other messages, only the
     tokens with text of the content get the role. That text is replaced to find where the template writes it.
-
-    Raises:
-        ModelError: as for `reply_tokens`, or the template changes other parts of the text with the content of a
-            message.
     """
     if isinstance(document, Completion):
         return [COMPLETION if scored else PROMPT for scored in _completion_tokens(model, document, number)[1]]
@@ -213,8 +195,7 @@ def token_roles(model: LanguageModel, document: Conversation | Completion, numbe
     text = model.chat_text(document.messages, tools=document.tools, reply_follows=False)
     spans = model.vocabulary.spans(tokens, text.encode())
     if spans is None:
-        raise ModelError.at(
-            printable(model.name),
+        raise model.error(
             wanted="tokens that spell the text of the template, whose roles are asked for",
             got=f"others in conversation {number}",
             instead="group by a key of the records (--group KEY), or score the replies (--score assistant)",
@@ -326,13 +307,7 @@ def _is_in(content: str, text: str) -> bool:
 
 
 def _require_reply(message: Message, before: str, text: str, place: int, number: int) -> None:
-    """Refuse a template that changes a reply.
-
-    Arguments:
-        message: the reply, which is message `place` of conversation `number`.
-        before: the template's text before the reply, with the beginning of a reply; empty at the first message.
-        text: the text that the template adds for the reply.
-    """
+    """Refuse a template that changes a reply, for which it adds `text` after `before`."""
     thoughts = next((message[name] for name in REASONING if isinstance(message.get(name), str)), "").strip()
     content = (message["content"] or "").strip()
     if before.rstrip().endswith(THINK):  # templates of models that always think begin a reply with <think>

@@ -14,14 +14,7 @@ from torch import Tensor
 from kullback.common.optional import load
 from kullback.errors import BY_EVENT, printable
 from kullback.io.windows import Windows
-from kullback.models.language_model import (
-    LanguageModel,
-    Message,
-    ModelInfo,
-    not_causal,
-    not_opened,
-    refused_conversation,
-)
+from kullback.models.language_model import LanguageModel, Message, ModelInfo, not_causal, not_opened
 from kullback.models.vocabulary import Token, Vocabulary
 
 _FLOAT32 = 0  # ggml's number for float32
@@ -38,16 +31,8 @@ class GGUFModel(LanguageModel):
 
     Keys, values and attention are in float32, not in llama.cpp's default of float16 with flash attention. That default
     alone moves the logits of a small model by 0.02. llama.cpp holds the logits of one block at a time, and a block is a
-    copy of these logits.
-
-    Arguments:
-        path: the path of the file; for a split model, the first file.
-        device: ``"cpu"``. Any other device puts all layers on the GPU that llama.cpp was built for, if any.
-
-    Raises:
-        ModelError: the file is not a GGUF file of a causal language model with a tokenizer, or llama.cpp cannot load
-            the file.
-        OptionalDependencyError: llama-cpp-python is not installed.
+    copy of these logits. The path of a split model is its first file. Any device but ``"cpu"`` puts all layers on the
+    GPU that llama.cpp was built for, if any.
     """
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
@@ -129,7 +114,7 @@ class GGUFModel(LanguageModel):
             )
             return str(formatter(messages=[dict(message) for message in messages]).prompt)
         except Exception as error:
-            raise refused_conversation(self.name, error) from error
+            raise self.refused(error) from error
 
     def chat_encode(self, text: str) -> list[int]:
         return self._tokenize(text, special=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kullback.common.words import nearest
 from kullback.errors import ArgumentValueError, invalid_value, printable, quoted, safe_repr
+from kullback.io.source_files import listed
 from kullback.io.windows import Windows
 from kullback.models.conversations import TEMPLATE, Document, document_tokens, token_roles
 from kullback.models.language_model import LanguageModel
@@ -35,11 +36,7 @@ class Origins(NamedTuple):
 
 
 def pattern_of(rule: str) -> re.Pattern[str] | None:
-    """Return the pattern of a rule such as ``"re:[0-9]+"``; None for other rules.
-
-    Raises:
-        ArgumentValueError: the pattern is not a regular expression.
-    """
+    """Return the pattern of a rule such as ``"re:[0-9]+"``; None for other rules."""
     if not rule.startswith(BY_PATTERN):
         return None
     try:
@@ -62,18 +59,10 @@ def groups_of(
     *,
     are_stored: bool = False,
 ) -> tuple[Groups, list[str]]:
-    """Return the group of each scored token, and remarks on groups without tokens.
+    """Return the group of each scored token by the rule of `Cut.groups`, and remarks on groups without tokens.
 
-    Arguments:
-        rule: ``"role"``, ``"re:PATTERN"``, or a key of the records.
-        model: the model whose tokens the windows have; its tokens alone are enough for a pattern.
-        windows: the windows.
-        origins: the documents of the windows; None if they are unknown, which allows only a pattern.
-        are_stored: whether a file determines the scored tokens.
-
-    Raises:
-        ArgumentValueError: the rule does not fit the text, or the scored tokens are in one group alone.
-        ModelError: a template does not show which tokens belong to a message.
+    The windows have the tokens of the model. If `origins` are unknown, only a pattern is allowed. `are_stored` is
+    whether a file determines the scored tokens.
     """
     pattern, scored = pattern_of(rule), windows.scored.tolist()
     if pattern is not None:
@@ -177,8 +166,7 @@ def _value(key: str, record: Mapping[str, Any] | None, number: int) -> str | int
             wanted, f"{printable(safe_repr(value), 40)} in record {number + 1}", {"groups": "re:[0-9]+"}
         )
     keys = [str(name) for name in record]
-    more = len(keys) - _MOST_KEYS
-    names = ", ".join(map(quoted, keys[:_MOST_KEYS])) + (f" and {more} more" if more > 0 else "")
+    names = listed([*map(quoted, keys)], _MOST_KEYS)
     close, got = nearest(key, keys), f"record {number + 1} with the keys {names}"
     raise _wrong(wanted, got, {"groups": "re:[0-9]+" if close is None else close})
 

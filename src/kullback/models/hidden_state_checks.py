@@ -75,18 +75,11 @@ def examined(
     loading: Loading,
     check: bool | None,
 ) -> list[str]:
-    """Return remarks on hidden states for a report, as sentences without a period.
+    """Return remarks on hidden states for a report, as sentences without a period; refuse states of another layer,
+    scale or normalization, and files that only in part are of the model of the head.
 
-    Arguments:
-        ref: the folder, for messages.
-        samples: the beginnings of the first prompts.
-        others: short beginnings of other prompts, which are read only if the model is opened.
-        head, loading: the head that makes logits of the hidden states, and how the model in its folder is opened.
-        check: whether to open that model; None if its weights are small enough. False makes no check.
-
-    Raises:
-        FileError: the hidden states seem to be of another layer, scale or normalization, or predict the text worse than
-            equal probabilities. The error is also raised if only some files are of the model.
+    The samples are the beginnings of the first prompts. `others` are of other prompts, and are read only if the model
+    is opened. `check` is as for `HiddenStates`.
     """
     notes: list[str] = []
     if check is not False:

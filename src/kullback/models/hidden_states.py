@@ -156,11 +156,12 @@ class HiddenStates(RowStream):
     def _require_fit(self, prompt: Prompt) -> None:
         """Refuse a prompt that does not fit the head, or the first prompt."""
         first, width = self._prompts[0], prompt.states.shape[2]
+        instead = "name the folder of the model that made the hidden states (--head)"
         if width != self.head.width:
             raise prompt.ref.error(
                 wanted=f"hidden states of width {self.head.width}, as the head {printable(self.head.name)} takes",
                 got=f"width {width}",
-                instead="name the folder of the model that made the hidden states (--head)",
+                instead=instead,
             )
         if _layout(prompt) != _layout(first):
             raise prompt.ref.differs(
@@ -174,7 +175,7 @@ class HiddenStates(RowStream):
             raise prompt.ref.error(
                 wanted=f"tokens from 0 to {self.classes - 1}, the classes of the head",
                 got=f"tokens from {int(prompt.tokens.min())} to {highest}",
-                instead="name the folder of the model that made the hidden states (--head)",
+                instead=instead,
             )
 
     def _described(self) -> dict[str, str]:
@@ -294,32 +295,18 @@ class HiddenStates(RowStream):
 
 
 def require_states(sides: Sequence[str], heads: Sequence[str | Path]) -> None:
-    """Refuse a folder without hidden states and without a model, if heads were passed.
-
-    Raises:
-        FileError: a side is such a folder.
-    """
+    """Refuse a folder without hidden states and without a model, if heads were passed."""
     for name in sides if heads else ():
         folder = Path(name)
         files = (path for pattern in _OF_MODELS for path in folder.glob(pattern))
         if folder.is_dir() and not is_card(folder) and next(files, None) is None:
-            raise FileReference(folder, name).error(
-                wanted="a folder of hidden states as .safetensors",
-                got=f"no .safetensors in {printable(name)}",
-                instead="name the shared_storage_path of vLLM's ExampleHiddenStatesConnector",
-            )
+            raise _without_states(FileReference(folder, name), f"no .safetensors in {printable(name)}")
 
 
 def with_heads(
     sides: Sequence[str], heads: Sequence[str | Path], *, cut: Cut = CUT, loading: Loading = LOADING
 ) -> list[Any]:
-    """Return sides of a comparison, with the folders of hidden states opened.
-
-    The heads are one folder of a model for all folders of hidden states, or one for each.
-
-    Raises:
-        ArgumentValueError: there is another number of heads.
-    """
+    """Return sides of a comparison, with the folders of hidden states opened by one head for all, or one for each."""
     stored = [name for name in sides if is_hidden_states(name)]
     if len(heads) not in (len(stored), min(1, len(stored))):
         raise ArgumentValueError.at(
@@ -338,6 +325,11 @@ def with_heads(
     return [opened(x) if x in stored else x for x in sides]
 
 
+def _without_states(folder: FileReference, got: str) -> FileError:
+    instead = "name the shared_storage_path of vLLM's ExampleHiddenStatesConnector"
+    return folder.error(wanted="a folder of hidden states as .safetensors", got=got, instead=instead)
+
+
 def _number_of_heads(folders: int) -> str:
     if folders == 1:
         return "one head: the head of the model whose hidden states are in the folder"
@@ -348,11 +340,7 @@ def _prompts(folder: FileReference) -> list[Prompt]:
     """Return the prompts of a folder, in the order of the numbers in the names of the files."""
     paths = sorted(folder.path.glob("*.safetensors"), key=lambda path: by_numbers(path.stem))
     if not paths:
-        raise folder.error(
-            wanted="a folder of hidden states as .safetensors",
-            got="no such file in it" if folder.path.is_dir() else "no folder",
-            instead="name the shared_storage_path of vLLM's ExampleHiddenStatesConnector",
-        )
+        raise _without_states(folder, "no such file in it" if folder.path.is_dir() else "no folder")
     return [_prompt(FileReference(path, folder.name)) for path in paths]
 
 
@@ -397,9 +385,7 @@ def _prompt(ref: FileReference) -> Prompt:
 
 @contextmanager
 def _unlocked(ref: FileReference) -> Generator[None]:
-    """Hold the lock of the file's writer, if it left one, while the file is read; refuse a file that is being
-    written.
-    """
+    """Hold the lock of the file's writer, if any, while the file is read; refuse a file that is being written."""
     try:
         import fcntl
     except ImportError:  # on Windows, where vLLM does not run

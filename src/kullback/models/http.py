@@ -12,6 +12,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from kullback.common.optional import load
+from kullback.common.plain_values import decoded
 from kullback.errors import BY_EVENT, ModelError, printable
 from kullback.models.language_model import not_opened
 
@@ -55,18 +56,10 @@ class Answer(NamedTuple):
 
 
 class Endpoint:
-    """A server at an address.
+    """A server at an address, such as ``http://localhost:8000``; a ``/v1`` at the end is ignored.
 
-    Arguments:
-        address: the address of the server, such as ``http://localhost:8000``; a ``/v1`` at the end is ignored.
-        api_key_env: the name of the environment variable with the key for the server. The key is sent in the
-            ``Authorization`` header and appears in no message.
-        timeout: the seconds that the server may take to send the next bytes. The whole answer may take twice as long.
-        first_wait: the seconds to wait before the second attempt.
-
-    Raises:
-        ModelError: the address is invalid, or the environment variable is not set.
-        OptionalDependencyError: httpx or tenacity is not installed.
+    The key in the environment variable `api_key_env` is sent in the ``Authorization`` header and appears in no message.
+    `timeout` is the seconds until the next bytes, and `first_wait` those before the second attempt.
     """
 
     def __init__(
@@ -145,12 +138,7 @@ class Endpoint:
             raise self._unreachable(str(error)) from None
 
     def _once(self, method: str, path: str, body: object, most_bytes: int) -> Answer:
-        """Make one attempt.
-
-        Raises:
-            _PassingError: the attempt failed, but the next attempt may succeed.
-            ModelError: the attempt failed, and further attempts would fail too.
-        """
+        """Make one attempt; it raises `_PassingError` if the next attempt may succeed."""
         ends = time.monotonic() + self._longest
         try:
             with self._client.stream(method, self.address + path, json=body) as response:
@@ -164,12 +152,21 @@ class Endpoint:
             if is_answer and not any(word in reason for word in LOST):
                 raise self._unreachable(reason) from None
             raise _PassingError(reason) from None
-        answer = Answer(response.status_code, _decoded(content))
+        answer = Answer(response.status_code, decoded(content))
         if answer.status in RETRIED:
             after = response.headers.get("retry-after", "")
             seconds = float(after) if after.isascii() and after.isdecimal() else 0.0
             raise _PassingError(self.message(answer), seconds)
-        return self._accepted(answer)
+        if answer.status in NOT_ALLOWED:
+            instead = "check the key" if self._key else "name the variable with its key (--api-key-env NAME)"
+            raise ModelError.at(
+                self.address,
+                wanted="access to the server",
+                got=f"the server refuses access ({self.message(answer)})",
+                instead=instead,
+                wording=BY_EVENT,
+            )
+        return answer
 
     def _wait(self, state: Any) -> float:
         """Return the seconds to wait after a failed attempt."""
@@ -188,9 +185,7 @@ class Endpoint:
         )
 
     def _content(self, response: Any, most_bytes: int, ends: float) -> bytes:
-        """Read and decompress an answer piece by piece; raise an error if the answer is too long or takes too much
-        time.
-        """
+        """Read and decompress an answer piece by piece; refuse one that is too long or takes too much time."""
         coding = response.headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity", "gzip"):
             raise ModelError.at(
@@ -230,18 +225,6 @@ class Endpoint:
                 instead="give that address if it is the server's",
             )
 
-    def _accepted(self, answer: Answer) -> Answer:
-        if answer.status in NOT_ALLOWED:
-            instead = "check the key" if self._key else "name the variable with its key (--api-key-env NAME)"
-            raise ModelError.at(
-                self.address,
-                wanted="access to the server",
-                got=f"the server refuses access ({self.message(answer)})",
-                instead=instead,
-                wording=BY_EVENT,
-            )
-        return answer
-
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "[key]") if self._key else text
 
@@ -269,10 +252,3 @@ def _checked(httpx: Any, address: str) -> str:
             instead="write http://localhost:8000",
         )
     return address.strip().rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def _decoded(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None

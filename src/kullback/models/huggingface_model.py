@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +18,9 @@ from torch import Tensor
 from kullback.common.dtypes import dtype_name
 from kullback.common.optional import load
 from kullback.errors import BY_EVENT, ModelError, printable
-from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
+from kullback.io.tokens import byte_level_bytes, is_byte_level, sentencepiece_bytes
 from kullback.io.windows import Windows
-from kullback.models.language_model import (
-    LanguageModel,
-    Message,
-    ModelInfo,
-    not_causal,
-    not_opened,
-    refused_conversation,
-)
+from kullback.models.language_model import LanguageModel, Message, ModelInfo, not_causal, not_opened
 from kullback.models.vocabulary import Token, Vocabulary, Words
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
@@ -75,7 +68,7 @@ class HuggingFaceModel(LanguageModel):
                 tokenize=False,
             )
         except Exception as error:  # the template is a program and may raise any error
-            raise refused_conversation(self.name, error) from error
+            raise self.refused(error) from error
         return str(text)
 
     def chat_encode(self, text: str) -> list[int]:
@@ -105,20 +98,23 @@ class HuggingFaceModel(LanguageModel):
     def _call(self, inputs: Tensor, **options: Any) -> Tensor:
         try:
             return self.model(input_ids=inputs, use_cache=False, **options).logits[0]
-        except torch.OutOfMemoryError as error:
-            raise _too_large(self.name, error) from error
         except (RuntimeError, IndexError, ValueError) as error:
-            if "alloc" in str(error) and "memory" in str(error):
-                raise _too_large(self.name, error) from error
+            is_allocation = "alloc" in str(error) and "memory" in str(error)
+            if is_allocation or isinstance(error, torch.OutOfMemoryError):
+                raise self.error(
+                    wanted="memory for the model and a window",
+                    got=f"out of memory ({' '.join(str(error).split())[:200]})",
+                    instead="run the models one after the other (--one-at-a-time), in --dtype bfloat16, with a "
+                    "smaller --context, or on another --device",
+                    wording=BY_EVENT,
+                ) from error
             positions = _positions(self.model)
             if positions is not None and inputs.shape[-1] > positions:
-                raise _too_long(self.name, inputs.shape[-1], positions) from error
+                raise self._too_long(inputs.shape[-1], positions) from error
             raise
 
     def _require_positions(self, tokens: int) -> None:
-        """Refuse a window that is longer than the model's table of positions. On a GPU, such a window would end the
-        process.
-        """
+        """Refuse a window that is longer than the model's table of positions; on a GPU, it would end the process."""
         rows = [
             weight.shape[0]
             for name, module in self.model.named_modules()
@@ -127,7 +123,14 @@ class HuggingFaceModel(LanguageModel):
         ]
         limit = min([*rows, *filter(None, [_positions(self.model)])]) if rows else None
         if limit is not None and tokens > limit:
-            raise _too_long(self.name, tokens, limit)
+            raise self._too_long(tokens, limit)
+
+    def _too_long(self, tokens: int, positions: int) -> ModelError:
+        return self.error(
+            wanted=f"windows of at most {positions:,} tokens, as many as the model has positions",
+            got=f"{tokens:,}",
+            instead=f"use a smaller context (--context {positions})",
+        )
 
     def close(self) -> None:
         self.model.train(self._was_training)
@@ -136,30 +139,8 @@ class HuggingFaceModel(LanguageModel):
             torch.cuda.empty_cache()
 
 
-def _too_large(name: str, error: Exception) -> ModelError:
-    return ModelError.at(
-        printable(name),
-        wanted="memory for the model and a window",
-        got=f"out of memory ({' '.join(str(error).split())[:200]})",
-        instead="run the models one after the other (--one-at-a-time), in --dtype bfloat16, with a smaller "
-        "--context, or on another --device",
-        wording=BY_EVENT,
-    )
-
-
-def _too_long(name: str, tokens: int, positions: int) -> ModelError:
-    return ModelError.at(
-        printable(name),
-        wanted=f"windows of at most {positions:,} tokens, as many as the model has positions",
-        got=f"{tokens:,}",
-        instead=f"use a smaller context (--context {positions})",
-    )
-
-
 def _positions(model: Any) -> int | None:
-    """Return the largest number of tokens that a model's configuration allows; None if the configuration has no
-    limit.
-    """
+    """Return the largest number of tokens that a model's configuration allows; None if it has no limit."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     named = (
@@ -168,9 +149,13 @@ def _positions(model: Any) -> int | None:
     return next((size for size in named if isinstance(size, int) and size > 0), None)
 
 
+def _head_of(model: Any) -> Any:
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+
+
 def _has_plain_head(model: Any) -> bool:
     """Return whether each row of a model's logits depends on one hidden state alone, as in a plain linear layer."""
-    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = _head_of(model)
     if type(head) is not torch.nn.Linear or "forward" in vars(head):
         return False
     plain = (Tensor, torch.nn.Parameter)
@@ -223,12 +208,7 @@ def _first_token(tokenizer: Any) -> int | None:
 def open_folder(
     name: str, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False, hub: bool = False
 ) -> HuggingFaceModel:
-    """Load a causal language model from a folder, or from the hub; the arguments are as for `Loading`.
-
-    Raises:
-        ModelError: the model is not a causal language model, has no tokenizer, or cannot be loaded.
-        OptionalDependencyError: transformers is not installed.
-    """
+    """Load a causal language model from a folder, or from the hub; the arguments are as for `Loading`."""
     transformers = load("transformers", "a Hugging Face model")
     shown = printable(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": not hub}
@@ -337,12 +317,8 @@ def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
 
 
 def head_classes(model: torch.nn.Module) -> int | None:
-    """Return the number of classes of a model's logits, from the model's head; None if the head has no such
-    attribute.
-    """
-    get = cast("Callable[[], Any] | None", getattr(model, "get_output_embeddings", None))
-    head = get() if get is not None else None
-    classes = getattr(head, "out_features", None)
+    """Return the number of classes of a model's logits, from the model's head; None if the head does not tell."""
+    classes = getattr(_head_of(model), "out_features", None)
     return classes if isinstance(classes, int) else None
 
 
@@ -372,13 +348,10 @@ def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
     """Return the function that turns the tokenizer's names of tokens into bytes, as for GPT-2 or for SentencePiece."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # Only the decoder's part of the tokenizer's JSON is read, because the whole JSON has megabytes.
-    decoder = (
-        None if backend is None or backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    )
-    kinds = [part.get("type") for part in (decoder or {}).get("decoders", [decoder or {}])]
-    if "ByteLevel" in kinds or (backend is None and hasattr(tokenizer, "byte_decoder")):
-        return byte_level_bytes
-    return sentencepiece_bytes
+    decoder = getattr(backend, "decoder", None)
+    part = None if decoder is None else json.loads(decoder.__getstate__())
+    is_like_gpt2 = is_byte_level(part) or (backend is None and hasattr(tokenizer, "byte_decoder"))
+    return byte_level_bytes if is_like_gpt2 else sentencepiece_bytes
 
 
 # Pairs of a layer's attributes that hold the sizes of the layer's matrix.
@@ -392,11 +365,6 @@ def parameter_count(model: torch.nn.Module) -> int | None:
 
     For a packed matrix (4-bit weights of bitsandbytes, GPTQ, AWQ or HQQ, or torch's own quantized layers), the sizes of
     the layer give the number.
-
-    Example:
-        >>> import torch
-        >>> parameter_count(torch.nn.Linear(3, 2))
-        8
     """
     counted: set[int] = set()
     total = 0
@@ -476,16 +444,12 @@ class NoisyModel(LanguageModel):
     u is uniform on [-1/2, 1/2], independent for every element. :math:`\epsilon` is the distance of adjacent numbers of
     the model's dtype near 1. The noise is the error of an additional rounding in every layer. The draws of a window
     depend only on the number of the window.
-
-    Raises:
-        ModelError: the model is not a Hugging Face model, or its layers cannot be found.
     """
 
     def __init__(self, model: LanguageModel) -> None:
         layers = _layers(model.model) if isinstance(model, HuggingFaceModel) else []
         if not isinstance(model, HuggingFaceModel) or not layers:
-            raise ModelError.at(
-                printable(model.name),
+            raise model.error(
                 wanted="a Hugging Face model whose layers are a list, for the noise floor",
                 got=model.info.kind,
                 instead="leave the noise floor out (--noise-floor)",

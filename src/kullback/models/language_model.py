@@ -115,6 +115,14 @@ class LanguageModel(Closes, ABC):
         """Return an error about this model."""
         return ModelError.at(printable(self.name), wanted=wanted, got=got, instead=instead, wording=wording)
 
+    def refused(self, error: Exception) -> ModelError:
+        """Return the error for a conversation that the chat template refuses."""
+        return self.error(
+            wanted="a conversation that the chat template takes",
+            got=printable(error, 200),
+            instead="check the roles and their order",
+        )
+
     def _without_template(self) -> ModelError:
         return self.error(
             wanted="a model with a chat template",
@@ -132,13 +140,3 @@ def not_causal(shown: str, got: str) -> ModelError:
     """Return the error for a model, called `shown`, that does not predict the next token."""
     instead = "only models that predict the next token can be compared on a text"
     return not_opened(shown, wanted="a causal language model", got=got, instead=instead)
-
-
-def refused_conversation(name: str, error: Exception) -> ModelError:
-    """Return the error for a conversation that a chat template refuses."""
-    return ModelError.at(
-        printable(name),
-        wanted="a conversation that the chat template takes",
-        got=printable(error, 200),
-        instead="check the roles and their order",
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypedDict, cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -47,12 +47,7 @@ class Matched(NamedTuple):
 
 
 def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: Cut) -> Matched:
-    """Assign windows to every side, and refuse sides that read other tokens than the base.
-
-    Raises:
-        ModelError: a model reads other tokens, or no side can read a text.
-        FileError: a file holds other tokens.
-    """
+    """Assign windows to every side, and refuse sides that read other tokens than the base."""
     everyone = [base, *others]
     reader = next((each for each in everyone if isinstance(each, LanguageModel) and _reads(each)), None)
     context, score = cut.chosen
@@ -60,9 +55,8 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
     left_out = 0
     if holder is not None:
         windows, documents = _windows_of(holder), _documents_of(holder)
-        cut, stored = _cut_of(holder, cut), _stored_settings(holder)
-        context = stored.get("context", int(windows.offsets.diff().max()))
-        score = stored.get("score", cut.chosen[1])
+        cut = _cut_of(holder, cut)
+        context, score = _stored_settings(holder)[0] or int(windows.offsets.diff().max()), cut.chosen[1]
         if text is not None and reader is not None:
             _require_holder_of(holder, reader, text, cut)
         elif text is not None and not any(isinstance(each, ServerModel) for each in everyone):
@@ -112,11 +106,8 @@ def _groups(
 ) -> tuple[Groups, list[str]]:
     """Return the group of each scored token, and remarks.
 
-    Arguments:
-        cut: how the text was cut, and the rule of the groups.
-        shower: the model whose tokens the windows have, or these tokens alone; None without both.
-        text: the text; None if a side stores the windows and there is no text.
-        documents: the document of each window; None to cut the text for them.
+    `shower` is the model whose tokens the windows have, or these tokens alone. Without the `documents` of the windows,
+    the text is cut for them.
     """
     if shower is None or (isinstance(shower, Words) and pattern_of(str(cut.groups)) is None):
         got, instead = "files alone", {"groups": None}
@@ -148,35 +139,21 @@ def _holder_of_windows(everyone: Sequence[Opened], text: Text | None) -> Holder 
 
 
 def _cut_of(holder: Holder, cut: Cut) -> Cut:
-    """Return how the text of the stored windows was cut.
-
-    Raises:
-        ArgumentValueError: `cut` has another context or score than the windows, or fewer windows.
-    """
-    stored, size = _stored_settings(holder), len(_windows_of(holder))
-    for name, value in stored.items():
-        if (chosen := getattr(cut, name)) not in (None, value):
+    """Return how the text of the stored windows was cut; refuse another context or score, and fewer windows."""
+    (context, score), size = _stored_settings(holder), len(_windows_of(holder))
+    for name, value in (("context", context), ("score", score)):
+        if value is not None and (chosen := getattr(cut, name)) not in (None, value):
             raise _not_stored(holder, name, str(value), chosen)
     if cut.most_windows is not None and cut.most_windows < size:
         raise _not_stored(holder, "most_windows", f"all {size} windows", cut.most_windows)
-    return replace(cut, **stored)
+    return replace(cut, context=context or cut.context, score=score or cut.score)
 
 
-class _StoredSettings(TypedDict, total=False):
-    """The settings that determined the stored windows of a text; each may be unknown."""
-
-    context: int
-    score: Score
-
-
-def _stored_settings(holder: Holder) -> _StoredSettings:
+def _stored_settings(holder: Holder) -> tuple[int | None, Score | None]:
+    """Return the context and the score that determined the stored windows; each may be unknown."""
     context, score = holder.metadata.get("context", ""), holder.metadata.get("score")
-    stored = _StoredSettings()
-    if context.isdecimal() and len(context) < 10 and int(context) >= FEWEST_TOKENS:
-        stored["context"] = int(context)
-    if score in get_args(Score):
-        stored["score"] = cast("Score", score)
-    return stored
+    is_context = context.isdecimal() and len(context) < 10 and int(context) >= FEWEST_TOKENS
+    return int(context) if is_context else None, cast("Score", score) if score in get_args(Score) else None
 
 
 def _not_stored(holder: Holder, name: str, wanted: str, got: object) -> ArgumentValueError:
@@ -282,8 +259,7 @@ class _Matcher:
         difference = next(other, None)
         if difference is None and lengths[0] == lengths[1]:
             return Windows(own.tokens, windows.offsets, windows.scored)
-        raise ModelError.at(
-            printable(opened.name),
+        raise opened.error(
             wanted=f"a tokenizer that cuts the text into the same tokens as {printable(reader.name)}'s",
             got=f"{difference or f'{lengths[0]} tokens for {lengths[1]}'}",
             instead="compare models of one tokenizer",
@@ -314,15 +290,13 @@ class _Matcher:
             return
         reader = self.reader
         if reader is None:
-            raise ModelError.at(
-                printable(server.name),
+            raise server.error(
                 wanted="a model or a reference to compare the server with",
                 got="files alone",
                 instead="name one of these as P or Q",
             )
         if server.bos is not None and server.bos != reader.bos:
-            raise ModelError.at(
-                printable(server.name),
+            raise server.error(
                 wanted=f"windows that begin as in {printable(reader.name)}",
                 got="another first token (BOS)",
                 instead="compare models of one tokenizer",

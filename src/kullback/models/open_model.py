@@ -169,30 +169,21 @@ def is_reference(side: object) -> bool:
 
 
 def opened_in(stack: ExitStack, side: object, argument: str, loading: Loading) -> Opened:
-    """Open a side, and let the stack close the side, unless the caller passed an open side."""
-    opened = open_side(side, argument, loading)
-    if opened is not side:
-        stack.callback(opened.close)
-    return opened
-
-
-def open_side(side: object, argument: str, loading: Loading) -> Opened:
-    """Open a model, a server, a reference, a file of predictions, or a file of top classes."""
+    """Open a model, server or file, and let the stack close it; an open side is returned, and not closed."""
     if isinstance(side, RowStream):
         return checked(side, argument)
-    if isinstance(side, Reference | TopKSource):
+    if isinstance(side, LanguageModel | Reference | TopKSource):
         return side
-    if isinstance(side, str | os.PathLike):
-        name = os.fspath(side)
-        path = Path(name)
-        if is_reference(name):
-            return open_card(path, argument) if is_card(path) else Reference(path, name=argument)
-        if is_address(name):
-            return ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
-        if path.is_file() and path.suffix.lower() != ".gguf":
-            return (
-                open_top_k(path, name=argument)
-                if path.suffix.lower() in LISTS
-                else open_rows(path, representation=loading.representation, name=argument)
-            )
-    return open_model(side, loading, argument=argument)
+    name = os.fspath(side) if isinstance(side, str | os.PathLike) else ""
+    path = Path(name)
+    if name and is_reference(name):
+        opened = open_card(path, argument) if is_card(path) else Reference(path, name=argument)
+    elif is_address(name):
+        opened = ServerModel(name, top=loading.server_top, api_key_env=loading.api_key_env)
+    elif not path.is_file() or path.suffix.lower() == ".gguf":
+        opened = open_model(side, loading, argument=argument)
+    elif path.suffix.lower() in LISTS:
+        opened = open_top_k(path, name=argument)
+    else:
+        opened = open_rows(path, representation=loading.representation, name=argument)
+    return stack.enter_context(opened)

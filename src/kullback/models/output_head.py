@@ -148,8 +148,8 @@ def open_head(folder: str | Path, loading: Loading = LOADING) -> OutputHead:
     for name, parameter in norm.state_dict().items():
         parameter.copy_(stored.tensor(f"{parts.norm_name}.{name}"))
     cap, scale = head_configuration(config)
-    weight, bias = (None if x is None else x.to(loading.device, dtype) for x in (weight, bias))
-    assert weight is not None  # noqa: S101 - for the type checker
+    weight = weight.to(loading.device, dtype)
+    bias = None if bias is None else bias.to(loading.device, dtype)
     layers = int(config.get_text_config().num_hidden_layers)
     words = _words(transformers, folder, options)
     head = OutputHead(str(folder), norm.eval(), weight, bias, scale, cap, layers, words)
@@ -167,13 +167,8 @@ class LastParts(NamedTuple):
 
 
 def last_parts(model: Any, shown: str) -> LastParts:
-    """Return the final norm and the head of a model of transformers.
-
-    The norm and the list of the blocks are parts of one module, which also has the embeddings.
-
-    Raises:
-        ModelError: the model has no such norm, or its head is not a plain linear layer.
-    """
+    """Return the final norm and the head of a model of transformers; refuse a head that is not a linear layer."""
+    # The norm and the list of the blocks are parts of one module, which also has the embeddings.
     names = {module: name for name, module in model.named_modules()}
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     layers = model.config.get_text_config().num_hidden_layers
@@ -355,11 +350,7 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
 
 
 def require_logits(head: OutputHead, made: Tensor, wanted: Tensor, parts: str) -> None:
-    """Refuse a model whose logits differ from `made`, the logits that its head makes; `parts` names the parts used.
-
-    Raises:
-        ModelError: the logits differ by more than rounding.
-    """
+    """Refuse a model whose logits differ from `made`, which its head makes; `parts` names the parts used."""
     near = 0.02 if head.weight.dtype in (torch.bfloat16, torch.float16) else 1e-4
     made, wanted = made.float(), wanted.float()
     # The head's logits are finite, so this bound is too.

@@ -46,12 +46,6 @@ def read_tokens(part: MeasuredRows, labels: Tensor) -> list[ReadToken]:
     ]
 
 
-def decoded_passage(record: Any) -> Passage:
-    """Return the passage that `asdict` turned into a record."""
-    tokens = [ReadToken(**token | {"top": decoded_tops(token["top"])}) for token in record["tokens"]]
-    return Passage(**record | {"tokens": tokens})
-
-
 class Passages:
     """Collects the passages of rows that arrive in order.
 
@@ -152,7 +146,10 @@ class Pairing(Measure):
         }
 
     def decoded(self, record: Any) -> Part:
-        passages = [(first, decoded_passage(each)) for first, each in record["passages"]]
+        passages: list[tuple[int, Passage]] = []
+        for first, each in record["passages"]:
+            tokens = [ReadToken(**token | {"top": decoded_tops(token["top"])}) for token in each["tokens"]]
+            passages.append((first, Passage(**each | {"tokens": tokens})))
         return super().decoded(record)._replace(passages=passages)
 
     @abstractmethod
@@ -196,7 +193,7 @@ class DensePairing(Pairing):
         row = first
         for part in parts():
             tables.append(part.table)
-            worst += self._collector.worst.candidates(row, part)
+            worst += self._collector.worst.candidates(row, part.table[:, 0], part.top_classes)
             if self.passages.whole_text:
                 tokens += read_tokens(part, labels[len(tokens) :])
             row += len(part.table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from kullback.partial_rows import PartialRows, has_more_classes, rows_of_logits
 from kullback.predictions.collect import complement
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS
-from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
+from kullback.predictions.prediction_results import Comparison, Summary, TopClass
 from kullback.predictions.reading import Part
 from kullback.predictions.reference_rows import (
     DrawnMean,
@@ -37,9 +38,7 @@ CHUNK = 4096  # rows that are added to the collector at a time
 
 
 def _top_classes(p: PartialRows, q: PartialRows, row: int) -> list[TopClass]:
-    """Return the most probable classes of both sides in a row, with their probabilities; `p` and `q` are from
-    `in_order`.
-    """
+    """Return the most probable classes of both sides in a row, with their probabilities; the rows are `in_order`."""
     both = [index for side in (p, q) for index in side.top_indices[row, :TOP_CLASSES].tolist() if index >= 0]
     chosen = list(dict.fromkeys(both))
     probs = p.probs_of(row, chosen), q.probs_of(row, chosen)
@@ -84,16 +83,13 @@ class _PartialPairing(Pairing):
         divergences, further = self.row_divergences(p, q, known_p, known_q)
         ordered = known_p.in_order(), known_q.in_order()
         table = torch.cat([_table(*ordered, labels, divergences), further], -1)
-        kl = divergences[0].tolist()
-        worst = [
-            WorstRow(first + row, kl[row], None, None, _top_classes(*ordered, row))
-            for row in sorted(range(len(kl)), key=lambda row: -kl[row])[: self.settings.run.worst]
-        ]
+        tops, kl = partial(_top_classes, *ordered), divergences[0].tolist()
+        worst = self._collector.worst.candidates(first, table[:, 0], tops)
         passages: list[tuple[int, Passage]] = []
         if self.passages.is_wanted(sum(kl) / len(kl)):
             at = [side.label_log_probs.exp().tolist() for side in ordered]
             tokens = [
-                ReadToken(int(labels[row]), kl[row], at[0][row], at[1][row], _top_classes(*ordered, row))
+                ReadToken(int(labels[row]), kl[row], at[0][row], at[1][row], tops(row))
                 for row in range(len(kl))
             ]
             passages.append((first, self.passages.passage(first, tokens)))
@@ -103,14 +99,7 @@ class _PartialPairing(Pairing):
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
     ) -> tuple[list[Tensor], Tensor]:
-        """Return guaranteed lower bounds of the divergences of each row, and the further columns that `result` needs.
-
-        Arguments:
-            p: the rows of the base, as logits or `PartialRows`.
-            q: the rows of the candidate, as logits or `PartialRows`.
-            known_p: the rows of the base, always as `PartialRows`.
-            known_q: the rows of the candidate, always as `PartialRows`.
-        """
+        """Return lower bounds of the divergences of each row, and the further columns that `result` needs."""
 
     def add(self, part: Part) -> None:
         table, worst, passages = part
@@ -126,13 +115,7 @@ class _PartialPairing(Pairing):
 
     @abstractmethod
     def _known(self, comparison: Comparison, chosen: Tensor | slice, settings: PairingSettings) -> Candidate:
-        """Return the result of the chosen rows.
-
-        Arguments:
-            comparison: the comparison of these rows, from the collector.
-            chosen: a mask of the rows, or a slice.
-            settings: the settings, with the clusters of the rows.
-        """
+        """Return the result of the chosen rows, whose comparison is from the collector."""
 
     @abstractmethod
     def _against_rest(
@@ -204,9 +187,7 @@ class ListedPairing(_PartialPairing):
         return {name: value for name, value in values.items() if name not in DIVERGENCES}
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float, settings: PairingSettings) -> Summary:
-        """Return the summary of the lower bounds, with an interval that extends to the upper end for the upper
-        bounds.
-        """
+        """Return the summary of the lower bounds, with an interval up to the upper end for the upper bounds."""
         if summary.interval is None:
             return summary
         end = bound
@@ -245,12 +226,12 @@ class ReferencePairing(_PartialPairing):
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows
     ) -> tuple[list[Tensor], Tensor]:
         rows = measure_reference(p, q) if self._of_base else measure_reference(q, p)
-        return [rows.divergences[name].bound for name in self._measured_as.values()], rows.table()
+        return [rows.divergences[name].bound for name in self._measured_as.values()], rows.table
 
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
         side: Any = self.base if self._of_base else self.candidate
-        self._rows = rows = ReferenceRows.of_table(table[:, WIDTH:], side.reference.tail_draws)
+        self._rows = rows = ReferenceRows(table[:, WIDTH:], side.reference.tail_draws)
         for place, name in enumerate(self._measured_as.values()):
             values = row_estimates(rows, name)[0]
             table[:, place] = torch.where(values.isnan(), table[:, place], values)

@@ -42,7 +42,6 @@ from kullback.models.text import CUT, Cut, runs_of_documents, take_texts
 from kullback.predictions.run import BLOCK_BYTES, RUN, Progress, Run
 
 CALL, _COMPARE = "record_reference", "compare_models"
-HASHED_AT_ONCE = 1 << 22
 
 _ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES))
 
@@ -173,29 +172,6 @@ def copied(source: Reference, target: Path) -> Generator[None]:
         shutil.copyfileobj(original, file)
 
 
-def _checked_record(record: object, read: Sequence[object], run: Run) -> Path:
-    """Return the path of the reference file to write; refuse a path that cannot be written or that is read, and a goal.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError, FileError: the file cannot be written by this run.
-    """
-    if not isinstance(record, str | os.PathLike):
-        wanted, instead = "the path of a file, or None", "record='base.klref'"
-        raise invalid_type(_COMPARE, "record", wanted=wanted, got=safe_repr(record), instead=instead)
-    if run.goal is not None:
-        raise invalid_value(
-            _COMPARE,
-            "record",
-            wanted="a run that reads every window, as a card has all of them",
-            got="a run until sure, which stops early",
-            instead={"until_sure": None},
-        )
-    paths = [each for each in read if isinstance(each, str | os.PathLike)]
-    refuse_overwriting([record], [each for each in paths if os.path.exists(each)])  # noqa: PTH110 - any text
-    check_writable(record)
-    return Path(record)
-
-
 def require_recordable(base: object) -> None:
     """Refuse a base that gives only some classes. The address of a server is refused before it is opened."""
     if (isinstance(base, str) and is_address(base)) or isinstance(base, TopKSource | ServerModel):
@@ -220,11 +196,21 @@ def recorded_by(
     """Check that a comparison can write this reference file, and return the arguments of that comparison.
 
     The sides are the base and the candidates, and `further` are other settings of `compare_models`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError, FileError: the comparison cannot write this file.
     """
-    path = _checked_record(record, [*sides, texts], run)
+    if not isinstance(record, str | os.PathLike):
+        wanted, instead = "the path of a file, or None", "record='base.klref'"
+        raise invalid_type(_COMPARE, "record", wanted=wanted, got=safe_repr(record), instead=instead)
+    if run.goal is not None:
+        raise invalid_value(
+            _COMPARE,
+            "record",
+            wanted="a run that reads every window, as a card has all of them",
+            got="a run until sure, which stops early",
+            instead={"until_sure": None},
+        )
+    paths = [each for each in (*sides, texts) if isinstance(each, str | os.PathLike)]
+    refuse_overwriting([record], [each for each in paths if os.path.exists(each)])  # noqa: PTH110 - any text
+    check_writable(record)
     require_recordable(sides[0])
     settings: dict[str, str | float] = {name: value for name, value in further.items() if value}
     for chosen, default in ((cut, CUT), (loading, LOADING), (run, RUN)):
@@ -238,7 +224,7 @@ def recorded_by(
     text = str(texts) if isinstance(texts, Path) else None
     names, seed = tuple(map(_name_of, sides)), _seed_of(run.generator)
     is_command = None not in (*names, seed) and (texts is None or text is not None)
-    return Recorded(path, names, heads, text, seed, settings, is_command)
+    return Recorded(Path(record), names, heads, text, seed, settings, is_command)
 
 
 def _name_of(side: object) -> str | None:
@@ -330,6 +316,5 @@ def weights_hash(model: object) -> str | None:
     digest = hashlib.sha256()
     for each in files:
         with each.open("rb") as file:
-            while part := file.read(HASHED_AT_ONCE):
-                digest.update(part)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

@@ -45,21 +45,12 @@ class ServerModel(LanguageModel):
     OpenAI's own API give log-probabilities of generated tokens only, and are refused.
 
     Arguments:
-        address: the address of the server, such as ``http://localhost:8000``.
         top: the number of tokens to ask for at each position, in addition to the true token.
         api_key_env: the name of the environment variable with the server's key.
-        vocabulary: the vocabulary of the model that the server is compared with, after `require_same_tokens`. None for
-            an unknown vocabulary.
-        classes: the number of classes of the logits, which servers do not report; 0 if unknown.
         concurrency: the number of requests at a time.
-        first_wait: the seconds to wait before the second of five attempts. Each wait is twice the previous wait.
 
     Attributes:
         speaks: the protocol of the server: ``"vllm"``, ``"sglang"`` or ``"openai"``.
-
-    Raises:
-        ModelError: the server does not answer, or cannot give log-probabilities of a prompt.
-        OptionalDependencyError: httpx or tenacity is not installed.
     """
 
     def __init__(
@@ -68,8 +59,6 @@ class ServerModel(LanguageModel):
         *,
         top: int = TOP,
         api_key_env: str | None = None,
-        vocabulary: Vocabulary | None = None,
-        classes: int = 0,
         concurrency: int = CONCURRENCY,
         first_wait: float = 0.5,
     ) -> None:
@@ -79,8 +68,9 @@ class ServerModel(LanguageModel):
         try:
             self.speaks, model = _recognize(self._server)
             self._named = {"model": model} if model else {}
-            self.vocabulary = Vocabulary([]) if vocabulary is None else vocabulary
-            self.info = ModelInfo(self._server.address, "server", classes=classes)
+            # Servers report neither; both may be set to those of the model that the server is compared with.
+            self.vocabulary = Vocabulary([])
+            self.info = ModelInfo(self._server.address, "server")
             self.bos = self._first_token()
         except BaseException:
             self._server.close()
@@ -97,11 +87,7 @@ class ServerModel(LanguageModel):
         )
 
     def require_same_tokens(self, text: str, encode: Callable[[str], list[int]]) -> None:
-        """Check that the server cuts a text into the same token ids as `encode` of another model.
-
-        Raises:
-            ModelError: the server cuts the text into other tokens, or does not give the tokens of a text.
-        """
+        """Refuse a server that cuts a text into other token ids than `encode` of another model."""
         if self.speaks == "openai":
             return  # tokens are matched by their text, window by window
         for start in range(0, len(text), PIECE):
@@ -118,14 +104,9 @@ class ServerModel(LanguageModel):
                 )
 
     def top_k(self, windows: Windows, first: int = 0) -> Iterator[PartialRows]:
-        """Iterate over the log-probabilities of windows `first` and later. Each block has all scored tokens of a
-        window.
+        """Iterate over the log-probabilities of windows `first` and later, in one block for each window.
 
-        `PartialRows.sequences` holds the number of the window, and `PartialRows.positions` holds the place of the token
-        in the window.
-
-        Raises:
-            ModelError: the server stops answering, or an answer is invalid.
+        `PartialRows.positions` has the places of the scored tokens in the window.
         """
         numbers = iter(range(first, len(windows)))
         done = first
@@ -284,9 +265,7 @@ class ServerModel(LanguageModel):
         )
 
     def _words_differ(self, ids: list[int], texts: list[Any]) -> tuple[int, str] | None:
-        """Return the first place where the server's token differs from these ids, and the expected text; None without
-        one.
-        """
+        """Return the first place where the server's token differs from these ids, and the expected text, if any."""
         for place, token in enumerate(ids):
             wanted = self._words_of(token)
             if place >= len(texts) or texts[place] not in wanted:
@@ -294,9 +273,7 @@ class ServerModel(LanguageModel):
         return None
 
     def _words_of(self, token: int) -> set[str]:
-        """Return the texts that servers may write for a token. Bytes that are not a character are omitted or
-        replaced.
-        """
+        """Return the texts that servers may write for a token, without or with marks for incomplete characters."""
         word = self.vocabulary.get(token)
         if word is None:
             return {""}
@@ -313,22 +290,22 @@ class ServerModel(LanguageModel):
     def _text_of(self, ids: list[int]) -> str:
         tokens = [self.vocabulary.get(token) for token in ids]
         if not tokens or any(token is None or token.special for token in tokens):
-            raise self.error(
-                wanted="a server that takes token ids",
-                got="this server takes text, and a window holds a token that no text contains, or the vocabulary "
-                "is not known",
-                instead="use a server that takes token ids (vLLM, SGLang)",
-                wording=BY_EVENT,
+            raise self._takes_text(
+                "a window holds a token that no text contains, or the vocabulary is not known"
             )
         try:
             return b"".join(token.content for token in tokens if token is not None).decode()
         except UnicodeDecodeError:
-            raise self.error(
-                wanted="a server that takes token ids",
-                got="this server takes text, and a window begins or ends within a character",
-                instead="use a server that takes token ids (vLLM, SGLang), or another context (--context)",
-                wording=BY_EVENT,
-            ) from None
+            problem, more = "a window begins or ends within a character", ", or another context (--context)"
+            raise self._takes_text(problem, more) from None
+
+    def _takes_text(self, problem: str, more: str = "") -> ModelError:
+        return self.error(
+            wanted="a server that takes token ids",
+            got=f"this server takes text, and {problem}",
+            instead=f"use a server that takes token ids (vLLM, SGLang){more}",
+            wording=BY_EVENT,
+        )
 
     def _good(self, answer: Answer) -> Any:
         if answer.is_good and isinstance(answer.body, dict):
@@ -342,7 +319,7 @@ class ServerModel(LanguageModel):
             if "length" in lower or "context" in lower
             else "see the server's log"
         )
-        raise ModelError.at(self.name, wanted="log-probabilities of a prompt", got=said, instead=instead)
+        raise self.error(wanted="log-probabilities of a prompt", got=said, instead=instead)
 
     def _scored(self, block: PartialRows | None, tokens: Tensor, scored: Tensor, number: int) -> PartialRows:
         """Return the rows of the scored tokens; refuse rows of tokens that were not sent."""
@@ -436,14 +413,8 @@ def _choices(response: Any) -> list[JsonObject]:
 def _largest_untold(others: JsonObject, text: str, value: Any, words: Mapping[str, int], top: int) -> float:
     """Return an upper bound on the log-probability of tokens that the list does not identify.
 
-    A text identifies no token if several tokens share the text, or if no known token has the text. A list keeps only
-    one token for each text. The other tokens of this text have at most the remaining probability.
-
-    Arguments:
-        others: the log-probabilities of the listed texts without the true token's text.
-        text, value: the true token's text and log-probability.
-        words: the texts that identify a token.
-        top: the number of tokens that the server was asked for.
+    `others` are the listed texts without the true token's `text`, and `words` are the texts that identify a token. A
+    list keeps one token for each text. The other tokens of this text have at most the remaining probability.
     """
     if text in words and all(word in words for word in others):
         return -math.inf
@@ -458,10 +429,7 @@ def _largest_untold(others: JsonObject, text: str, value: Any, words: Mapping[st
 
 
 def _only_ranked(block: PartialRows, ranked_above: list[float]) -> PartialRows:
-    """Return a block with only the tokens that are more probable than every unidentified token.
-
-    So the listed tokens are the most probable tokens.
-    """
+    """Return a block with only the tokens that are more probable than every unidentified token."""
     limit = torch.tensor(ranked_above, dtype=block.top_log_probs.dtype, device="cpu")[block.positions]
     dropped = (block.top_log_probs <= limit.unsqueeze(-1)) & (block.top_log_probs != -torch.inf)
     if not bool(dropped.any()):

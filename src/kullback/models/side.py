@@ -42,11 +42,7 @@ class ModelSide(RowStream):
         return [vars(self.info), file_stamps(self.info.name)]
 
     def in_order(self, order: Tensor) -> ModelSide:
-        """Return the side with its windows in another order.
-
-        Raises:
-            ArgumentValueError: not all probabilities of the side are known, or windows cannot be read in any order.
-        """
+        """Return the side with its windows in another order; refuse a side that cannot be read so."""
         raise _unsure(f"{printable(self.info.name)}, which gives some classes only")
 
     def _window(self, first: int) -> int:
@@ -127,14 +123,9 @@ class DenseSide(ModelSide):
 
     @classmethod
     def of_file(cls, source: RowSource, windows: Windows) -> DenseSide:
-        """Return a file of predictions as a side, with one row for each scored token.
-
-        Raises:
-            FileError: the file does not have one row for each scored token.
-        """
+        """Return a file of predictions as a side; refuse a file without one row for each scored token."""
         if source.rows is not None and source.rows != windows.rows:
-            raise FileError.at(
-                f"{source.ref.name} = {source.ref.shown}",
+            raise source.ref.error(
                 wanted=f"{windows.rows} rows, one for each scored token",
                 got=str(source.rows),
                 instead="use the text, the context and the score that the file was written with",

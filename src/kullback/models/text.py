@@ -17,6 +17,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.files import check_input
 from kullback.common.shared_constraints import CONTEXT, FEWEST_TOKENS, SCORE, WINDOWS, Score
 from kullback.errors import FileError, invalid_type, invalid_value
+from kullback.io.source_files import FileReference
 from kullback.io.windows import Windows
 from kullback.models.conversations import (
     WANTED,
@@ -59,43 +60,34 @@ class Text:
 
 
 def read_texts(path: Path) -> Text:
-    """Read a text file, or a JSONL file of records.
-
-    A record has a ``"text"``; or ``"messages"``, with ``"tools"`` if there are any; or a ``"prompt"`` and a
-    ``"completion"``, which are both text or both messages.
-
-    Raises:
-        FileError: the file cannot be read, is empty, is not UTF-8, or has a line that is not such a record.
-    """
-    check_input(path, "text")
+    """Read a text file, or a JSONL file of records as `read_record` takes them."""
+    ref = FileReference(path, "text")
+    check_input(path, ref.name)
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise _wrong(
-            path,
+        raise ref.error(
             wanted="UTF-8",
             got=f"the byte {error.object[error.start]:#04x} at byte {error.start}",
             instead="convert the file to UTF-8",
         ) from None
     except (OSError, IsADirectoryError) as error:
-        raise _wrong(
-            path, wanted="a readable file", got=f"{error.strerror or error}", instead="check the path"
-        ) from None
+        got = f"{error.strerror or error}"
+        raise ref.error(wanted="a readable file", got=got, instead="check the path") from None
     if not content.strip():
-        raise _wrong(path, wanted="text", got="an empty file", instead="name a file with some thousand words")
+        raise ref.error(wanted="text", got="an empty file", instead="name a file with some thousand words")
     if path.suffix.lower() == ".json":
         instead = "write one record in each line of a .jsonl file, or name a .txt file"
-        raise _wrong(path, wanted="a text file, or records in JSONL", got="a .json file", instead=instead)
+        raise ref.error(wanted="a text file, or records in JSONL", got="a .json file", instead=instead)
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
     content = content.removeprefix("\N{BYTE ORDER MARK}")
     lines = [
-        _document(path, number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()
+        _document(ref, number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()
     ]
     documents = [document for document, _ in lines]
     if len({isinstance(each, str) for each in documents}) > 1:
-        raise _wrong(
-            path,
+        raise ref.error(
             wanted='"text" in every line, or "messages" or a "prompt" and "completion" in every line',
             got="both",
             instead="write two files",
@@ -103,15 +95,10 @@ def read_texts(path: Path) -> Text:
     return Text(documents, running=False, records=[record for _, record in lines])
 
 
-def _wrong(path: Path, *, wanted: str, got: str, instead: str) -> FileError:
-    return FileError.at(f"text = {path}", "text", wanted=wanted, got=got, instead=instead)
-
-
-def _document(path: Path, number: int, line: str) -> tuple[Document, Mapping[str, Any]]:
+def _document(ref: FileReference, number: int, line: str) -> tuple[Document, Mapping[str, Any]]:
     def wrong(got: str) -> FileError:
-        return _wrong(
-            path, wanted=f"{WANTED} in every line", got=f"{got} in line {number}", instead="correct that line"
-        )
+        got = f"{got} in line {number}"
+        return ref.error(wanted=f"{WANTED} in every line", got=got, instead="correct that line")
 
     if len(line) > LONGEST_LINE:
         raise wrong(f"{len(line):,} characters")
@@ -126,9 +113,7 @@ def _document(path: Path, number: int, line: str) -> tuple[Document, Mapping[str
 
 
 def take_texts(call: str, texts: object) -> Text:
-    """Return the argument `texts` as a `Text`: a path, a running text, a list of documents, or a list of
-    conversations.
-    """
+    """Return the argument `texts`, a path, a running text, or a list of documents or conversations, as a `Text`."""
     if isinstance(texts, Text):
         return texts
     if isinstance(texts, Path):
@@ -309,16 +294,9 @@ def _conversation(
 
 
 def runs_of_documents(documents: Tensor) -> str:
-    """Return the document of each window as text for the metadata of a reference file.
-
-    Example:
-        >>> runs_of_documents(torch.tensor([0, 0, 1, 3, 3]))
-        '0:2 1:1 3:2'
-    """
-    numbers, counts = documents.unique_consecutive(return_counts=True)
-    return " ".join(
-        f"{number}:{count}" for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
-    )
+    """Return the document of each window as text for the metadata of a reference file, such as ``"0:2 1:1 3:2"``."""
+    runs = zip(*(x.tolist() for x in documents.unique_consecutive(return_counts=True)), strict=True)
+    return " ".join(f"{number}:{count}" for number, count in runs)
 
 
 def documents_of_runs(text: str, windows: int) -> Tensor | None:

@@ -23,11 +23,7 @@ ERROR_RATE = 0.05  # of all decisions of a run together
 
 
 def check_goal(run: Run, candidates: int, *, one_at_a_time: bool, noise_floor: bool | None) -> None:
-    """Refuse a goal that does not fit the other settings.
-
-    Raises:
-        ArgumentValueError: the run has a goal, and cannot reach it with these settings.
-    """
+    """Refuse a goal that a run cannot reach with the other settings."""
     if run.goal is None:
         return
     every, all_windows = "which reads every window", "whose numbers are of all windows in order"
@@ -69,8 +65,7 @@ def question_of(
 ) -> Question:
     """Return the question whether the goal is reached, for windows in random order.
 
-    The clusters are the units, whose numbers may be in any order. The run ends after `most_windows`, if this number is
-    given, but the last unit is read to its end.
+    The clusters are the units, in any order. The unit of the last of `most_windows` is read to its end.
     """
     _, of_window = _windows_with_rows(windows, clusters)
     units = torch.nn.functional.pad((of_window.diff() != 0).cumsum(0), (1, 0))

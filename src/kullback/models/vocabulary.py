@@ -124,9 +124,7 @@ class SharedClasses:
 
     @property
     def classes(self) -> int:
-        """The number of classes of the mapped rows: the shared classes, and one class for all other classes if there
-        are any.
-        """
+        """The number of classes of the mapped rows: the shared ones, and one for all others if there are any."""
         return len(self.p) + bool(len(self.others_p) or len(self.others_q))
 
     def rows(self, logits: Tensor, *, of_p: bool) -> Tensor:
@@ -140,25 +138,17 @@ class SharedClasses:
         return torch.cat([kept.float(), rest], -1)
 
     def shared_numbers(self, tokens: Tensor) -> Tensor:
-        """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get the number of the last
-        class.
-        """
+        """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get that of the last class."""
         number = torch.full((int(max(tokens.max(), self.p.max())) + 1,), len(self.p), device="cpu")
         number[self.p] = torch.arange(len(self.p), device="cpu")
         return number[tokens]
 
 
 def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> SharedClasses | None:
-    """Match the tokens of two vocabularies by their bytes.
+    """Match the tokens of two vocabularies by their bytes; None if both have the same tokens in the same places.
 
-    If several tokens of a vocabulary have the same bytes, they are matched in their order.
-
-    The result is None if both vocabularies have the same tokens in the same places.
-
-    Arguments:
-        p, q: the vocabularies of P and Q.
-        classes: the number of classes of P's and Q's logits. Classes beyond a vocabulary have no token. If only one
-            side has such classes and all tokens are shared, these classes are left out.
+    `classes` are the numbers of classes of both logits. Classes beyond a vocabulary have no token. If only one side has
+    such classes and all tokens are shared, these classes are left out.
 
     Example:
         >>> a, b, c = Token(b"a"), Token(b"b"), Token(b"c")

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import sqlite3
 import stat
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from kullback.common.files import write_errors
 from kullback.common.inputs import tensor_bytes
-from kullback.common.plain_values import JsonObject
-from kullback.errors import FileError, printable
+from kullback.errors import FileError
 from kullback.io.reference_writer import own_version
+from kullback.io.source_files import FileReference
 from kullback.kernels.native.library import is_available
-from kullback.predictions.prediction_results import TopClass, WorstRow
+from kullback.predictions.prediction_results import TopClass
 
 SCHEMA = "kullback.checkpoint/4"
 APPLICATION = 0x4B554C4C  # "KULL"
@@ -35,11 +33,8 @@ BEGINNING = (
 
 
 def fingerprint(**settings: Any) -> str:
-    """Return a digest of everything that measured rows depend on: tensors as bytes, and everything else as JSON.
-
-    The digest includes the versions of kullback and torch, and whether the native kernels run, because these affect
-    rounding.
-    """
+    """Return a digest of everything that measured rows depend on: tensors as bytes, and everything else as JSON."""
+    # The versions and the kernels affect rounding.
     by = [own_version(), torch.__version__, is_available()]
     digest = hashlib.sha256()
     for name, value in sorted({**settings, "by": by}.items()):
@@ -52,43 +47,36 @@ def fingerprint(**settings: Any) -> str:
 
 
 class KeptState:
-    """The path of a state file that stays when the comparison is complete, until `kept_state` removes it.
+    """The path of a state file that stays until the end of a ``with`` statement, when the reports are written.
 
-    If a longer run could continue from the file, `is_unfinished` is true, and the file is not removed.
+    The file stays after an error, and if a longer run could continue from it (`is_unfinished`). Of several workers,
+    only one `removes` the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.is_unfinished = path, False
+    def __init__(self, path: Path, *, removes: bool = True) -> None:
+        self._path, self._removes, self.is_unfinished = path, removes, False
 
     def __fspath__(self) -> str:
         return str(self._path)
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptState | None]:
-    """Keep the state file of a comparison until the block ends, when the reports are written. After an error, the file
-    stays. Only one of several workers `removes` the file.
-    """
-    state = None if path is None else KeptState(path)
-    yield state
-    if path is not None and state is not None and removes and not state.is_unfinished:
-        _remove(path)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._removes and not self.is_unfinished:
+            _remove(self._path)
 
 
 class Checkpoint:
     """A SQLite file with one row for each finished record; each record is written in one transaction.
 
-    The digest of a record also covers the record's number and the comparison. So a damaged record, or a record of
-    another comparison, is refused. The measured values in a record with a valid digest are not checked.
-
-    If the file does not exist or is empty, a new state begins. `identity` is the `fingerprint` of the comparison. If
-    `is_unfinished`, a longer run could continue from the file, although this run is complete.
-
-    Raises:
-        FileError: the file is not a state file, belongs to another comparison, is in use, or cannot be written.
+    The digest of a record also covers the record's number and `identity`, the `fingerprint` of the comparison. At the
+    end of a ``with`` statement, the file stays after an error, if a longer run could continue from it
+    (`is_unfinished`), and if the path is a `KeptState`.
     """
 
     def __init__(self, path: str | os.PathLike[str], identity: str) -> None:
+        self._kept = path if isinstance(path, KeptState) else None
         self._path, self._identity, self._records = Path(path), identity, 0
         self.is_unfinished = False
         with write_errors(self._path):
@@ -118,6 +106,14 @@ class Checkpoint:
         except BaseException:
             self._database.close()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._kept is not None:
+            self._kept.is_unfinished = self.is_unfinished
+        self.close(remove=kind is None and self._kept is None and not self.is_unfinished)
 
     def _lock(self) -> None:
         """Lock the file until it is closed, and refuse the state of another comparison."""
@@ -186,40 +182,10 @@ class Checkpoint:
         return hashlib.sha256(f"{self._identity} {number} ".encode() + content).digest()
 
     def _error(self, wanted: str, got: str, instead: str) -> FileError:
-        place = f"resume = {printable(self._path)}"
-        return FileError.at(place, "resume", wanted=wanted, got=got, instead=instead)
+        return FileReference(self._path, "resume").error(wanted=wanted, got=got, instead=instead)
 
     def _damaged(self) -> FileError:
         return self._error("the records of an earlier run", "a damaged one", "begin again with another file")
-
-
-@contextmanager
-def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Checkpoint]:
-    """Open a `Checkpoint` that is removed at the end. It stays after an error, if a longer run could continue from it,
-    and if `path` is a `KeptState`.
-    """
-    checkpoint = Checkpoint(path, identity)
-    try:
-        yield checkpoint
-    except BaseException:
-        checkpoint.close(remove=False)
-        raise
-    if isinstance(path, KeptState):
-        path.is_unfinished = checkpoint.is_unfinished
-    checkpoint.close(remove=not (isinstance(path, KeptState) or checkpoint.is_unfinished))
-
-
-def encoded_rows(table: Tensor, worst: list[WorstRow]) -> JsonObject:
-    """Return measured rows as values that JSON can represent: the table (float64), and the worst of these rows."""
-    content = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
-    return {"shape": list(table.shape), "table": content, "worst": [asdict(row) for row in worst]}
-
-
-def decoded_rows(record: Any) -> tuple[Tensor, list[WorstRow]]:
-    """Return the rows that `encoded_rows` encoded."""
-    table = torch.frombuffer(bytearray(base64.b64decode(record["table"])), dtype=torch.float64)
-    worst = [WorstRow(**row | {"top": decoded_tops(row["top"])}) for row in record["worst"]]
-    return table.reshape(record["shape"]), worst
 
 
 def decoded_tops(record: Any) -> list[TopClass]:

@@ -63,15 +63,11 @@ TABLE_ROWS = 4096
 
 
 class Collector:
-    """Accumulates the statistics of a comparison from tables of measured rows, given in order.
+    """Accumulates the statistics of a comparison, and of each group, from tables of measured rows, given in order.
 
     Arguments:
-        rows: the number of rows, or None if it is not known before reading.
-        labels: the true class of each row; None without labels.
-        clusters: the cluster of each row; None without clusters.
         chunks: the chunk of each row for llama.cpp's statistics, from 0 and increasing; None without chunks.
         further: statistics that the user registered.
-        groups: the group of each row; all statistics are also computed in each group. None without groups.
         shares: the number of collectors that share the memory of the values of exact quantiles.
     """
 
@@ -123,8 +119,7 @@ class Collector:
 
     def _collectors(self, groups: Groups, run: Run) -> dict[str, Collector]:
         """Return a collector for the rows of each group, by name."""
-        for argument, values in self._beside():
-            require_values(argument, len(values), len(groups.numbers))
+        self.require_values(len(groups.numbers))
         of_group = replace(run, worst=0, llama_cpp=False)
         return {
             name: Collector(
@@ -144,11 +139,13 @@ class Collector:
         """The number of rows that were added."""
         return self._moments["kl_pq"].count + self._filled
 
-    def require_values_up_to(self, stop: int) -> None:
-        """Refuse labels, clusters or groups that end before row `stop`."""
-        for argument, values in self._beside():
-            if len(values) < stop:
-                require_values(argument, len(values), stop, more=True)
+    def require_values(self, rows: int, *, more: bool = False) -> None:
+        """Refuse labels, clusters or groups without a value for each row; with `more`, further rows may follow."""
+        clusters = None if self._clusters is None else self._clusters.numbers
+        groups = None if self._groups is None else self._groups.numbers
+        for argument, values in (("labels", self.labels), ("cluster", clusters), ("groups", groups)):
+            if values is not None and not (more and len(values) >= rows):
+                require_values(argument, len(values), rows, more=more)
 
     def add(self, table: Tensor, worst: list[WorstRow]) -> None:
         """Add the next rows: a table as `measure` returns it, and the worst of these rows."""
@@ -205,8 +202,7 @@ class Collector:
         """Return the comparison of all rows; the notes of the comparison begin with `notes`."""
         self._take_table()
         rows = self._moments["kl_pq"].count
-        for argument, values in self._beside():
-            require_values(argument, len(values), rows)
+        self.require_values(rows)
         clusters = self._clusters
         means = [each for each in self._statistics.values() if each.is_mean]
         # Notes name the divergences first, then the rates.
@@ -256,13 +252,6 @@ class Collector:
             if collector.count
         }
 
-    def _beside(self) -> list[tuple[str, Tensor]]:
-        """Return (argument, vector) for the vectors that must have a value for each row."""
-        clusters = None if self._clusters is None else self._clusters.numbers
-        groups = None if self._groups is None else self._groups.numbers
-        named = (("labels", self.labels), ("cluster", clusters), ("groups", groups))
-        return [(argument, values) for argument, values in named if values is not None]
-
     def _quantity(self, of: RowStatistic) -> RatioOfSums:
         per = self._columns.index("labeled") if of.of_labels else -1
         return RatioOfSums(self._columns.index(of.name), per, of.low, of.high, binary=of.binary)
@@ -304,9 +293,7 @@ class Collector:
         )
 
     def _correlation(self) -> float:
-        """Return the correlation of the two cross-entropies over rows, from their variances and the variance of the
-        difference.
-        """
+        """Return the correlation of the two cross-entropies, from their variances and that of their difference."""
         names = ("cross_entropy_p", "cross_entropy_q", "difference")
         of_p, of_q, of_difference = (float(self._moments[name].variance) for name in names)
         scale = 2 * math.sqrt(of_p) * math.sqrt(of_q)
@@ -324,9 +311,7 @@ class Collector:
         return of_p, of_q, of_p * math.expm1(difference)
 
     def _perplexity_weights(self) -> dict[int, float] | None:
-        """Return the derivatives of the perplexities' difference by the means of two columns; None if the difference is
-        infinite.
-        """
+        """Return the derivatives of the perplexities' difference by two columns' means; None for an infinite one."""
         _, of_q, change = self._perplexities()
         if not math.isfinite(change):
             return None

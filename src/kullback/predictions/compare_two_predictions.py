@@ -231,14 +231,14 @@ class RowMeasure(Measure):
         return super().threads if self.sides[0].classes <= PART else 1
 
     def ends(self, first: int, stop: int) -> Sequence[int]:
-        self.collector.require_values_up_to(stop)
+        self.collector.require_values(stop, more=True)
         return [*range(self._part, stop - first, self._part), stop - first]
 
     def measured(self, first: int, p: Tensor, q: Tensor) -> Part:
         labels = None if self.collector.labels is None else self.collector.labels[first : first + len(p)]
         representations = self.sides[0].representation, self.sides[1].representation
         rows = measure(p, q, representations, labels, self.collector.further)
-        return Part(rows.table, self.collector.worst.candidates(first, rows))
+        return Part(rows.table, self.collector.worst.candidates(first, rows.table[:, 0], rows.top_classes))
 
     def add(self, part: Part) -> None:
         self.collector.add(part.table, part.worst)
@@ -267,10 +267,9 @@ def _check_llama_cpp(labels: Tensor | None) -> None:
 
 def _chunks(sides: list[RowSource]) -> Tensor | None:
     """Return the number of each row's window in a llama.cpp base file, or None if neither side is one."""
-    for side in sides:
-        if isinstance(side.reader, LlamaBaseFile):
-            return torch.arange(side.reader.layout.rows, device="cpu") // side.reader.layout.rows_per_chunk
-    return None
+    layouts = (side.reader.layout for side in sides if isinstance(side.reader, LlamaBaseFile))
+    layout = next(layouts, None)
+    return None if layout is None else torch.arange(layout.rows, device="cpu") // layout.rows_per_chunk
 
 
 def _rows_in_block(sides: list[RowSource], block_bytes: int, most_rows: int | None) -> int:

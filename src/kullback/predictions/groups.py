@@ -29,11 +29,7 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, call: str, argument: str, values: np.ndarray[Any, Any], instead: str = CLUSTERS) -> Groups:
-        """Return groups of equal values in the order of the values; `instead` is the remedy for too many.
-
-        Raises:
-            ArgumentValueError: there are too many different values.
-        """
+        """Return groups of equal values in the order of the values; `instead` is the remedy for too many."""
         unique, numbers = np.unique(values, return_inverse=True)
         names = [str(value) for value in unique[: MOST_GROUPS + 1]]
         require_few(call, argument, len(unique), names, instead)
@@ -98,10 +94,7 @@ class AgainstRest:
         return torch.cat([table, *parts], -1)
 
     def values(self, estimator: MeanEstimator) -> dict[str, dict[str, Value[float]]]:
-        """Return the differences by the names of groups and statistics, from an estimator with all rows of `table`.
-
-        A group without rows, or with all rows, has none.
-        """
+        """Return the differences by the names of groups and statistics, from an estimator with all rows of `table`."""
         units = estimator.independent_units()
         parts = units[:, self._own : self.columns].reshape(len(units), len(self._names), self._width)
         return {
@@ -155,9 +148,7 @@ def _difference(
     below = _root_of_sum(means[0] - low, high_rest - means[1], correlation)
     above = _root_of_sum(high - means[0], means[1] - low_rest, correlation)
     interval = difference - below, difference + above
-    if all(map(math.isinf, interval)):
-        return Value(difference, error, None, reason=reason)
-    return Value(difference, error, interval, reason=reason)
+    return Value(difference, error, None if all(map(math.isinf, interval)) else interval, reason=reason)
 
 
 def _influences(units: Floats, of: RatioOfSums) -> tuple[float, Floats]:

@@ -59,10 +59,7 @@ class RowBlocks:
         self._sums = with_combined(self._sums, weights)
 
     def dependence(self) -> SerialDependence | None:
-        """Return the serial dependence of the first rows and of the means of all parts; None if there is no dependence.
-
-        The labels of the result are the numbers of the blocks that the parts belong to.
-        """
+        """Return the serial dependence of the first rows and of all parts, with the block of each part, if any."""
         if not self._first or not self._examined:
             return None
         near = serial_dependence(number_scores(finite(np.concatenate(self._first))))
@@ -95,10 +92,7 @@ def with_combined(sums: Tensor, weights: Mapping[int, float]) -> Tensor:
 
 
 def sums_of_blocks(parts: Floats, dependence: SerialDependence) -> Floats:
-    """Return the sums of the parts in each block, shape (blocks, columns).
-
-    If too few blocks are independent, the number of blocks is too small for intervals.
-    """
+    """Return the sums of the parts in each block, shape (blocks, columns); too few blocks have no intervals."""
     labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if dependence.labels is None else dependence.labels
     sums = np.zeros((int(labels.max()) + 1, parts.shape[1]))
     np.add.at(sums, labels, parts)
@@ -262,9 +256,8 @@ class MeanEstimator:
         return sums_of_blocks(units, dependence) if self._blocks is None else self._blocks.sums(dependence)
 
     def estimates(self, quantities: Sequence[RatioOfSums], units: Floats | None = None) -> list[MeanEstimate]:
-        """Return the standard error and the interval of each quantity, all from the same draws.
-
-        `units` are other columns of the independent units, or None. With them, every call has the same draws.
+        """Return the estimate of each quantity, all from the same draws. `units` are other columns of the independent
+        units; with them, every call has the same draws.
         """
         random = self._random if units is None else np.random.default_rng(self._seed)
         units, dependence = self.independent_units() if units is None else units, self.dependence
@@ -297,9 +290,7 @@ class MeanEstimator:
         return np.split(drawn_sums, len(products), -1)
 
     def _new_groups(self, first: int, count: int) -> Tensor:
-        """Return the groups of `count` units from unit `first` on. Units below `GROUPS` have a group each; further
-        units have random groups.
-        """
+        """Return the groups of `count` units from unit `first` on; those beyond `GROUPS` have random groups."""
         units = torch.arange(first, first + count, device="cpu")
         drawn = torch.from_numpy(self._random.integers(GROUPS, size=count))
         return torch.where(units < GROUPS, units, drawn)

@@ -131,9 +131,7 @@ def _divergences(sides: list[Representation]) -> list[Tensor]:
 
 
 def _top_classes(weights: Tensor) -> Tensor:
-    """Return each row's top classes, with ties in order of class number; the last class is repeated if there are too
-    few.
-    """
+    """Return each row's top classes, with ties in order of class number; if there are too few, the last repeats."""
     best = weights.topk(min(TOP_CLASSES + 1, weights.shape[-1]))
     if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
         return best.indices[:, :TOP_CLASSES]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from kullback.common.plain_values import JsonObject
 from kullback.io import RowStream
 from kullback.io.row_stream import in_step
 from kullback.parallel.workers import Workers
-from kullback.predictions.checkpoint import Checkpoint, checkpoint_of, decoded_rows, encoded_rows, fingerprint
+from kullback.predictions.checkpoint import Checkpoint, decoded_tops, fingerprint
 from kullback.predictions.prediction_results import WorstRow
 from kullback.predictions.run import Run
 from kullback.predictions.until_sure import Question
@@ -40,9 +42,7 @@ class Part(NamedTuple):
 
 
 class Measure(ABC):
-    """The measurement of P and one Q: `measured` takes a part of rows in any thread, and `add` takes all parts in
-    order.
-    """
+    """The measurement of P and one Q: `measured` takes a part in any thread, and `add` takes all parts in order."""
 
     @property
     def threads(self) -> int:
@@ -69,12 +69,16 @@ class Measure(ABC):
         """Add measured rows, in order."""
 
     def encoded(self, part: Part) -> JsonObject:
-        """Return measured rows as values that JSON can represent."""
-        return encoded_rows(part.table, part.worst)
+        """Return measured rows as values that JSON can represent: the table (float64), and the worst of these rows."""
+        content = base64.b64encode(part.table.contiguous().numpy().astype("<f8").tobytes()).decode()
+        worst = [asdict(row) for row in part.worst]
+        return {"shape": list(part.table.shape), "table": content, "worst": worst}
 
     def decoded(self, record: Any) -> Part:
         """Return the rows that `encoded` encoded."""
-        return Part(*decoded_rows(record))
+        table = torch.frombuffer(bytearray(base64.b64decode(record["table"])), dtype=torch.float64)
+        worst = [WorstRow(**row | {"top": decoded_tops(row["top"])}) for row in record["worst"]]
+        return Part(table.reshape(record["shape"]), worst)
 
 
 _MeasuredBlock = tuple[int, Iterable[tuple[int, Part]]]
@@ -86,12 +90,6 @@ class Reading:
     Several workers measure different blocks, and every worker adds the parts of all blocks.
 
     Arguments:
-        streams: P, and one or several Q.
-        measures: the measurement for each Q.
-        run: the settings of the run.
-        differ: as for `in_step`.
-        rows_in_block: the number of rows that are read at a time.
-        rows: the number of rows, or None if it is unknown before the end.
         begins: the rows at which a stopped run may continue; None for every row at which a block ends.
         stopping: decides at `begins` which measures need more rows. Streams that no such measure reads are not read
         further.
@@ -119,19 +117,15 @@ class Reading:
         self._unkept: list[list[Part]] = [[] for _ in measures]
 
     def all_rows(self, stack: ExitStack, identity: Callable[[], dict[str, object]]) -> int:
-        """Measure all rows, and return their number.
-
-        Arguments:
-            stack: the stack that closes the file of `Run.resume`, and removes the file if there was no error.
-            identity: a function that returns everything that the measured rows depend on. A file with other values is
-                refused.
+        """Measure all rows, and return their number. The stack closes the file of `Run.resume`, and removes the file if
+        there was no error. `identity` returns everything that the measured rows depend on.
         """
         resume, workers, done = self._run.resume, self._workers, 0
         if resume is not None:
 
             def opened() -> None:
                 if workers.rank == 0:
-                    self._state = stack.enter_context(checkpoint_of(resume, fingerprint(**identity())))
+                    self._state = stack.enter_context(Checkpoint(resume, fingerprint(**identity())))
 
             workers.each(opened)
             done = self._add_finished()

@@ -58,7 +58,7 @@ class DrawnDivergence(NamedTuple):
     thirds: Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ReferenceRows:
     """Measurements of a candidate's logits against rows of a reference file; every tensor has one value for each row.
 
@@ -73,40 +73,24 @@ class ReferenceRows:
             hide its contribution.
         has_tail: whether the base has mass outside the top classes, and more than one class is outside.
         draws: the number of draws in each row.
+        table: all these measurements, float64, shape (rows, columns).
     """
 
-    divergences: dict[str, DrawnDivergence]
-    spread: Tensor
-    has_whole_support: Tensor
-    has_tail: Tensor
+    table: Tensor
     draws: int
 
+    def __post_init__(self) -> None:
+        *columns, spread, has_whole_support, has_tail = self.table.T.contiguous()
+        self.spread, self.has_whole_support, self.has_tail = spread, has_whole_support > 0, has_tail > 0
+        self.divergences: dict[str, DrawnDivergence] = {}
+        width = len(columns) // len(DIVERGENCES)
+        for place, name in enumerate(DIVERGENCES):
+            of = columns[place * width : (place + 1) * width]
+            variances, thirds = (torch.stack(moments, -1) for moments in (of[4:7], of[7:]))
+            self.divergences[name] = DrawnDivergence(*of[:4], variances, thirds)
+
     def __len__(self) -> int:
-        return len(self.spread)
-
-    def table(self) -> Tensor:
-        """Return all measurements as a table, float64, shape (rows, columns), which `of_table` reads."""
-        columns = [column for name in DIVERGENCES for column in self.divergences[name]]
-        columns += [getattr(self, name) for name in _SINGLE]
-        return torch.cat(
-            [column.double().view(len(self), *column.shape[1:] or (1,)) for column in columns], -1
-        )
-
-    @classmethod
-    def of_table(cls, table: Tensor, draws: int) -> ReferenceRows:
-        """Return the rows of a table from `table`, with the given number of draws."""
-        columns = iter(table.T.contiguous())
-        divergences: dict[str, DrawnDivergence] = {}
-        for name in DIVERGENCES:
-            single = [next(columns) for _ in DrawnDivergence._fields[:-2]]
-            moments = [torch.stack([next(columns) for _ in range(width)], -1) for width in (3, 4)]
-            divergences[name] = DrawnDivergence(*single, *moments)
-        values = {name: next(columns).to(dtype) for name, dtype in _SINGLE.items()}
-        return cls(divergences=divergences, draws=draws, **values)
-
-
-# The tensors of `ReferenceRows` with one number for each row, and their dtypes.
-_SINGLE = {"spread": torch.float64, "has_whole_support": torch.bool, "has_tail": torch.bool}
+        return len(self.table)
 
 
 class CandidateLogProbs(NamedTuple):
@@ -170,8 +154,16 @@ def measure_reference(block: PartialRows, logits: Tensor) -> ReferenceRows:
 
 
 def read_candidate(block: PartialRows, logits: Tensor) -> CandidateLogProbs:
-    """Read a candidate's logits once, and return the parts that `measure_candidate` needs, on the CPU."""
-    _check_logits(block, logits)
+    """Check a candidate's logits, read them once, and return what `measure_candidate` needs, on the CPU."""
+    check_floating(CALL, "logits", logits, "model(tokens).logits")
+    if logits.shape != (len(block), block.classes):
+        raise invalid_value(
+            CALL,
+            "logits",
+            wanted=f"the block's rows and classes, shape {(len(block), block.classes)}",
+            got=f"shape {tuple(logits.shape)}",
+            instead="the candidate's logits at the same positions, with the classes of the base",
+        )
     step = rows_in_part(logits)
     parts: list[CandidateLogProbs] = []
     for start in range(0, len(block), step):
@@ -241,17 +233,14 @@ def measure_candidate(block: PartialRows, candidate: CandidateLogProbs) -> Refer
         torch.where(has_tail, tail - candidate.controlled, 0)[:, None],
         candidate.drawn <= top[:, -1:] + math.log(LARGEST_CONTROLLED),
     )
-    divergences = {
-        name: _drawn_divergence(bounds[name], uppers[name], mass, has_tail, *drawn[name])
+    columns = [
+        column
         for name in DIVERGENCES
-    }
-    return ReferenceRows(
-        divergences=divergences,
-        spread=_spread(pair.log_ratio),
-        has_whole_support=(support == block.classes) & (candidate.controlled == candidate.others),
-        has_tail=has_tail,
-        draws=block.tail_indices.shape[-1],
-    )
+        for column in _drawn_divergence(bounds[name], uppers[name], mass, has_tail, *drawn[name])
+    ]
+    has_whole_support = (support == block.classes) & (candidate.controlled == candidate.others)
+    table = torch.column_stack([*columns, _spread(pair.log_ratio), has_whole_support, has_tail])
+    return ReferenceRows(table, block.tail_indices.shape[-1])
 
 
 def _tail_functions(
@@ -317,19 +306,7 @@ def _spread(log_ratio: Tensor) -> Tensor:
 
 def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
     """Join the rows of several blocks from `measure_reference`, in order."""
-    return ReferenceRows.of_table(torch.cat([part.table() for part in parts]), parts[0].draws)
-
-
-def _check_logits(block: PartialRows, logits: Tensor) -> None:
-    check_floating(CALL, "logits", logits, "model(tokens).logits")
-    if logits.shape != (len(block), block.classes):
-        raise invalid_value(
-            CALL,
-            "logits",
-            wanted=f"the block's rows and classes, shape {(len(block), block.classes)}",
-            got=f"shape {tuple(logits.shape)}",
-            instead="the candidate's logits at the same positions, with the classes of the base",
-        )
+    return ReferenceRows(torch.cat([part.table for part in parts]), parts[0].draws)
 
 
 # The fewest rows in a stratum of rows with similar spread, and the largest number of strata.
@@ -379,9 +356,7 @@ def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tenso
     would be wrong because of the classes that were not drawn. Finally, the factor is 0 in rows where a class may have
     no mass in the base, and if fewer than 32 rows are left.
 
-    Returns:
-        the estimates, the variances and third central moments of the sampling errors, and a mask, each of shape
-        (rows,). The mask selects rows whose ratios q/p were found light-tailed, and rows without a tail.
+    The moments are variances and third central moments. A row without a tail counts as light-tailed.
     """
     drawn = rows.divergences[name]
     factor, light = _factors(rows, name)
@@ -419,9 +394,7 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
-    """Return whether the mean of the control variate over some rows is as close to 0 as the variance of that mean
-    predicts.
-    """
+    """Return whether the mean of the control variate over some rows is as close to 0 as its variance predicts."""
     error = math.sqrt(float(drawn.variances[rows, 2].sum()))
     return abs(float(drawn.control[rows].sum())) <= farthest * error
 
@@ -434,14 +407,6 @@ def drawn_mean(rows: ReferenceRows, name: str, chosen: Tensor | slice = slice(No
     probability is 0.0025 instead of 0.025. The interval of KL(candidate||base) has no upper end unless the ratios q/p
     are light-tailed in all rows. The reason is that draws from the base do not show classes where only the candidate
     has mass.
-
-    Arguments:
-        rows: all measured rows.
-        name: ``"kl_pq"``, ``"kl_qp"``, ``"js"`` or ``"tv"``.
-        chosen: the rows of the mean, by default all.
-
-    Returns:
-        the mean with its interval, as a `DrawnMean`.
     """
     drawn = rows.divergences[name]
     values, variances, thirds, light = (x[chosen] for x in row_estimates(rows, name))
@@ -483,12 +448,8 @@ def population_mean(
 ) -> MeanEstimate:
     """Return the standard error and the interval of the mean over the population of clusters.
 
-    The interval also allows for the sampling of the tails, because the sampling adds to the variance of the rows. An
-    end may be open (infinite), as described at `MeanEstimator`.
-
-    Arguments:
-        rows, name, chosen: as for `drawn_mean`.
-        estimator: a new estimator of the mean of one column, with the clusters of the chosen rows.
+    The interval also allows for the sampling of the tails, because the sampling adds to the variance of the rows. The
+    estimator is a new one of one column, with the clusters of the chosen rows.
     """
     values, _, _, light = (x[chosen] for x in row_estimates(rows, name))
     if not bool(values.isfinite().all()):

@@ -45,9 +45,6 @@ class Goal:
     def read(cls, text: object) -> Goal:
         """Return the goal that a text describes.
 
-        Raises:
-            ArgumentValueError: the text is not a goal.
-
         Example:
             >>> Goal.read("width=10%").number, Goal.read("top1=0.99").statistic, Goal.read("order").kind
             (0.1, 'top1_agreement', 'order')

@@ -16,9 +16,9 @@ from kullback.common.constraints import Arguments
 from kullback.common.inputs import as_tensor, is_integer, tensor_bytes, whole_from
 from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import NO_LABEL, RepresentationName
-from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.io import RowSource, RowStream, open_rows, read_clusters, read_labels
-from kullback.io.class_columns import chosen_classes, places_of_labels
+from kullback.io.class_columns import chosen_classes, places_of_labels, some_of
 from kullback.io.row_sources import checked
 from kullback.io.row_stream import Reader, flat_shape
 from kullback.io.source_files import FileReference
@@ -78,8 +78,7 @@ class FrameReader(TensorReader):
         super().__init__(as_tensor(CALL, name, np.column_stack(arrays)), name)
         self.ref, self.class_names = ref, tuple(str(names[at]).strip() for at in places)
         self.has_classes_only = columns is not None
-        whole = [at for at, array in enumerate(arrays) if array.dtype.kind in "iu"]
-        self.integer_classes = frozenset(whole if len(whole) < len(arrays) else ())
+        self.integer_classes = some_of([array.dtype.kind in "iu" for array in arrays])
 
 
 def _numbers_of(frame: Any, names: Sequence[Any], at: int, ref: FileReference) -> Any:
@@ -191,10 +190,7 @@ def open_source(
 def take_labels(
     values: object, key: str | None, p: RowSource, q: RowSource
 ) -> tuple[Tensor | None, list[str]]:
-    """Return the true class of each row (int64; -100 for a row without a label), and notes for the report.
-
-    The first result is None without labels.
-    """
+    """Return the true class of each row (int64; -100 for none), or None without labels; and notes for the report."""
     if isinstance(values, str | os.PathLike):
         path = cast("str | os.PathLike[str]", values)
         rows, names = p.rows or q.rows, p.class_names
@@ -253,9 +249,8 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
         return None, []
     labels = cast("Tensor", labeled[0].labels)
     if len(labeled) == 2 and not torch.equal(labels, cast("Tensor", labeled[1].labels)):
-        raise FileError.at(
-            f"p = {p.ref.shown} and q = {q.ref.shown}",
-            "p",
+        raise p.ref.differs(
+            q.ref,
             wanted="the same tokens in both",
             got="different ones",
             instead="compare files written from the same text with the same tokenizer and n_ctx",
@@ -284,10 +279,7 @@ class Clusters(NamedTuple):
 def take_clusters(
     cluster: object, key: str | None, rows: int | None, stored: Tensor | None = None
 ) -> Clusters | None:
-    """Return the cluster of each row, from a file, a tensor, an array or a list of ids.
-
-    By default, return the clusters that a source stores, or None without clusters.
-    """
+    """Return the cluster of each row, from a file, a tensor or ids, by default the clusters that a source stores."""
     if isinstance(cluster, str | os.PathLike):
         path = cast("str | os.PathLike[str]", cluster)
         numbers = read_clusters(path, key=key, rows=rows, key_name="cluster_key")

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from kullback.common.streaming import Moments, QuantileSketch
-from kullback.predictions.measure import MeasuredRows
 from kullback.predictions.prediction_results import (
     ConfidenceBin,
     Segment,
+    TopClass,
     WorstRow,
 )
 from kullback.predictions.sources import Clusters
@@ -63,9 +63,7 @@ class Quantiles:
 
 
 class SignedSketch:
-    """Quantiles of values of either sign, from a sketch of the nonnegative values and a sketch of the negated negative
-    values.
-    """
+    """Quantiles of values of either sign, from a sketch of the nonnegative values and one of the negated others."""
 
     def __init__(self) -> None:
         self._above, self._below = QuantileSketch(), QuantileSketch()
@@ -109,9 +107,7 @@ class Histogram:
         self._counts += torch.bincount(index, minlength=len(self._counts))
 
     def bins(self) -> list[tuple[float, float, int]]:
-        """Return (low, high, count) of the zeros, of the bins from the first to the last occupied bin, and of the
-        infinite values.
-        """
+        """Return (low, high, count) of the zeros, of the first to the last occupied bin, and of infinite values."""
         zero, *counts, infinite = self._counts.tolist()
         occupied = [i for i, count in enumerate(counts) if count]
         edges = HISTOGRAM_EDGES.tolist()
@@ -148,9 +144,7 @@ class ByConfidence:
 
 
 class Segments:
-    """Mean and largest KL(P || Q) of consecutive rows, in segments whose length doubles when there are too many
-    segments.
-    """
+    """Mean and largest KL(P || Q) of consecutive rows, in segments whose length doubles when there are too many."""
 
     def __init__(self, rows: int | None) -> None:
         self._length = max(1, math.ceil((rows or 0) / SEGMENTS))
@@ -174,13 +168,11 @@ class Segments:
         self._length *= 2
 
     def segments(self) -> list[Segment]:
-        segments: list[Segment] = []
-        for i, start in enumerate(range(0, self._rows, self._length)):
-            stop = min(start + self._length, self._rows)
-            segments.append(
-                Segment(start, stop, float(self._sums[i]) / (stop - start), float(self._largest[i]))
-            )
-        return segments
+        spans = pairwise([*range(0, self._rows, self._length), self._rows])
+        return [
+            Segment(start, stop, float(self._sums[i]) / (stop - start), float(self._largest[i]))
+            for i, (start, stop) in enumerate(spans)
+        ]
 
 
 class Worst:
@@ -190,16 +182,11 @@ class Worst:
         self._count = count
         self._rows: list[WorstRow] = []
 
-    def candidates(self, start: int, measured: MeasuredRows) -> list[WorstRow]:
+    def candidates(self, start: int, kl: Tensor, tops: Callable[[int], list[TopClass]]) -> list[WorstRow]:
         """Return the rows of a part that may be among the worst, given all parts added so far."""
-        kl = measured.table[:, 0]
         floor = self._rows[-1].kl if len(self._rows) == self._count and self._rows else -1.0
         order = torch.sort(kl, descending=True, stable=True).indices[: self._count].tolist()
-        return [
-            WorstRow(start + i, float(kl[i]), None, None, measured.top_classes(i))
-            for i in order
-            if kl[i] > floor
-        ]
+        return [WorstRow(start + i, float(kl[i]), None, None, tops(i)) for i in order if kl[i] > floor]
 
     def add(self, rows: list[WorstRow]) -> None:
         """Add candidates from further rows, in the order of the rows."""
@@ -207,11 +194,11 @@ class Worst:
 
     def rows(self, labels: Tensor | None, clusters: Clusters | None) -> list[WorstRow]:
         """Return the worst rows in descending order of KL, each with its label and the name of its cluster."""
-
-        def label_of(row: int) -> int | None:
-            return None if labels is None or labels[row] < 0 else int(labels[row])
-
-        def cluster_of(row: int) -> str | None:
-            return None if clusters is None else clusters.names[int(clusters.numbers[row])]
-
-        return [replace(row, label=label_of(row.row), cluster=cluster_of(row.row)) for row in self._rows]
+        return [
+            replace(
+                each,
+                label=None if labels is None or labels[each.row] < 0 else int(labels[each.row]),
+                cluster=None if clusters is None else clusters.names[int(clusters.numbers[each.row])],
+            )
+            for each in self._rows
+        ]

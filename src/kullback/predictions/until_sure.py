@@ -103,11 +103,8 @@ class Question:
         return int(np.searchsorted(self._ends, self._rows[place], side="right"))
 
     def is_decided(self, place: int) -> bool:
-        """Return whether the goal is reached for a candidate.
-
-        The order of a candidate may become unclear again: its units for another pair may exceed the bound of this
-        order.
-        """
+        """Return whether the goal is reached for a candidate."""
+        # An order may become unclear again: units that are read for another pair may exceed the bound of this pair.
         if self.goal.kind == "order":
             return all(self._is_ordered(place, other) for other in range(len(self._sums)) if other != place)
         return place not in self._open
@@ -118,10 +115,7 @@ class Question:
         return bool(self._open) and max(self._rows) < self._ends[-1]
 
     def bounds(self, place: int, statistic: str = "", *, with_share: bool = False) -> Bounds:
-        """Return the interval of the mean of a statistic, by default the goal's, for a candidate.
-
-        `Bounds.above` is computed only if `with_share` is true.
-        """
+        """Return the interval of a statistic's mean, by default the goal's; `Bounds.above` only `with_share`."""
         statistic = statistic or self.goal.statistic
         sums = self._of(place, statistic)
         least = lower_end(sums, self.sizes, low=_BOUNDS[statistic][0], error=self._error)
@@ -155,9 +149,7 @@ class Question:
         return lower_end(excess, self.sizes, low=-cap, error=error, first=first)
 
     def _excess_by_unit(self, nearer: int, farther: int) -> tuple[Floats, _Cap]:
-        """Return the sums of the differences, and the bound on the nearer candidate's unread units; infinite if there
-        is none.
-        """
+        """Return the sums of the differences, and the bound on the nearer candidate's unread units, if there is one."""
         read = min(self.read(nearer), self.read(farther))
         a, b = (self._of(place, "kl_pq")[:read] for place in (nearer, farther))
         if np.isinf(a).any():

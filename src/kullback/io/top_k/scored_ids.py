@@ -144,11 +144,10 @@ def _log_probs(stored: object) -> Tensor:
 
 def _integers(argument: str, values: Any) -> Tensor:
     try:
-        integers = torch.tensor(np.asarray(values, dtype=np.int64), device="cpu")
+        return torch.tensor(np.asarray(values, dtype=np.int64), device="cpu")
     except (ValueError, TypeError, OverflowError):
         got = type(values).__name__ + " of other entries"
         raise _wrong(argument, "lists of token ids, padded by -1 to one length", got) from None
-    return integers
 
 
 def _wrong(argument: str, wanted: str, got: str, instead: str = "") -> ArgumentValueError:

@@ -147,7 +147,7 @@ BLOCK_BYTES = 64 * 1024 * 1024
 BLOCK_ROWS = 1024
 
 
-class TopKReader(ABC):
+class TopKReader(Closes, ABC):
     """A reader of one format of top-k log-probabilities; `TopKSource` checks the positions and joins them to blocks.
 
     `TopKSource` describes the attributes. `rounding` is the dtype that the log-probabilities were computed or stored
@@ -169,9 +169,6 @@ class TopKReader(ABC):
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences."""
         return []
-
-    def close(self) -> None:
-        """Close the file."""
 
 
 _ARGUMENTS = Arguments(
@@ -355,13 +352,7 @@ class TopKSource(Closes):
             yield text_of_rows(rows[rows.positions <= len(tokens)], tokens)
 
     def _pieces(self) -> Iterator[Piece]:
-        pieces = self._reader.sequences()
-        while True:
-            with self.ref.decoding(f"top-k log-probabilities ({self.format})"):
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            yield piece
+        return self.ref.decoded(self._reader.sequences(), f"top-k log-probabilities ({self.format})")
 
     def _checked(self) -> Iterator[PartialRows]:
         self.skipped = start = 0

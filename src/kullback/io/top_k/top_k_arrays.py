@@ -78,11 +78,8 @@ class Column(NamedTuple):
                 instead="pad and store x.to_dense()",
             )
         flat = tensor.detach().reshape(-1)
-
-        def read(start: int, stop: int) -> Tensor:
-            return flat[start:stop].to("cpu", copy=True)
-
-        return cls(tuple(tensor.shape), tensor.dtype, read, lambda: None)
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        return cls(shape, dtype, lambda start, stop: flat[start:stop].to("cpu", copy=True), lambda: None)
 
     @classmethod
     def of_file(cls, ref: FileReference, name: str, entry: Any, *, data: int) -> Column:
@@ -139,9 +136,7 @@ def open_arrays(
 
 
 class ArraysReader(TopKReader):
-    """A reader of one set of tensors. The dimension before the classes is positions; earlier dimensions are
-    sequences.
-    """
+    """A reader of one set of tensors. The dimension before the classes is positions, earlier ones are sequences."""
 
     def __init__(
         self,
@@ -270,10 +265,9 @@ class FolderReader(TopKReader):
 
     def __init__(self, ref: FileReference, paths: list[Path], formats: Mapping[str, ArrayFormat]) -> None:
         self.ref, self._paths, self._formats = ref, paths, formats
-        first = self._open(paths[0])
-        self.format, self.tail, self.rounding = first.format, first.tail, first.rounding
-        self.classes = first.classes
-        first.close()
+        with self._open(paths[0]) as first:
+            self.format, self.tail, self.rounding = first.format, first.tail, first.rounding
+            self.classes = first.classes
 
     def _open(self, path: Path) -> TopKReader:
         return open_arrays(FileReference(path, self.ref.name), self._formats)
@@ -281,14 +275,11 @@ class FolderReader(TopKReader):
     def sequences(self) -> Iterator[Piece]:
         before = 0
         for path in self._paths:
-            reader = self._open(path)
             last = -1
-            try:
+            with self._open(path) as reader:
                 for piece in reader.sequences():
                     last = piece.sequence
                     yield piece._replace(sequence=before + last)
-            finally:
-                reader.close()
             before += last + 1
 
 

@@ -37,9 +37,7 @@ def read(record: Any, place: RecordPlace) -> Iterator[TopKSequence]:
 
 
 def _prompts(record: object) -> list[Any]:
-    """Return the parts with log-probabilities, which are the choices of a completion or the whole response of a
-    chat.
-    """
+    """Return the parts with log-probabilities: the choices of a completion, or the whole response of a chat."""
     choices = get(record, "choices")
     parts = [record, *(choices if isinstance(choices, list) else [])]
     return [part for part in parts if get(part, "prompt_logprobs") is not None]
