@@ -491,13 +491,8 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
     if not (math.isfinite(limit) and least <= limit <= most):
         ends = "" if least == -math.inf else f" of {least:g} or more"
         ends = ends if most == math.inf else f" from {least:g} to {most:.6g}"
-        raise invalid_option(
-            f"--fail-{side}",
-            wanted=f"a finite number{ends} after '='",
-            got=f"{number!r}",
-            instead=written(f"{name}={min(metrics.example, most)}"),
-            place=where,
-        )
+        wanted, instead = f"a finite number{ends} after '='", written(f"{name}={min(metrics.example, most)}")
+        raise invalid_option(f"--fail-{side}", wanted=wanted, got=f"{number!r}", instead=instead, place=where)
     return Gate(Limit(metric, column[:-1] if bracket else None, limit, side, place), metrics)
 
 

@@ -79,12 +79,9 @@ def made_folder(folder: Path) -> Generator[None]:
             folder.mkdir()
         names = {path.name for path in folder.iterdir()}
     if not (names <= {CARD_REFERENCE} or _is_own_card(folder)):
-        raise FileError.at(
-            f"cannot write {printable(folder)}",
-            wanted="a new folder, an empty one, or the folder of an earlier card",
-            got=f"{counted(len(names), 'other file')}, such as {printable(min(names))}",
-            instead="name a new folder",
-        )
+        wanted, instead = "a new folder, an empty one, or the folder of an earlier card", "name a new folder"
+        got = f"{counted(len(names), 'other file')}, such as {printable(min(names))}"
+        raise FileError.at(f"cannot write {printable(folder)}", wanted=wanted, got=got, instead=instead)
     try:
         yield
     except BaseException:
@@ -157,13 +154,9 @@ def _dumped(fields: object) -> str:
 
 def _recorded(result: ModelComparison) -> Recorded:
     if result.recorded is None:
-        raise invalid_value(
-            "ModelComparison.to_card",
-            "self",
-            wanted="a comparison that recorded its base",
-            got="one without a reference file",
-            instead="compare_models(..., record='base.klref').to_card('card')",
-        )
+        wanted, got = "a comparison that recorded its base", "one without a reference file"
+        instead = "compare_models(..., record='base.klref').to_card('card')"
+        raise invalid_value("ModelComparison.to_card", "self", wanted=wanted, got=got, instead=instead)
     return result.recorded
 
 
