@@ -290,11 +290,8 @@ class SampledRows(TeacherRows):
         The number s of a draw does not depend on this draw. s depends on the top classes, on the tail's mass, and on
         the variation of q/p over the other draws. s also depends on the part of the tail's mass under Q that the other
         draws do not explain.
-
-        Arguments:
-            top: the squared distance over the top classes.
-            excess: the tail's mass under Q minus its mass under P.
-            change: q/p - 1 of the draws.
+        `top` is the squared distance over the top classes, `excess` the tail's mass under Q minus its mass under P, and
+        `change` is q/p - 1 of the draws.
         """
         change = change.clamp(max=_LARGEST_CHANGE)
         expected = (excess / self.tail_mass.clamp(min=_LEAST)).clamp(max=_LARGEST_CHANGE)

@@ -66,10 +66,6 @@ def made_folder(folder: Path) -> Generator[None]:
     """Make the folder of a card for the context. If there is an error, a new folder is removed again.
 
     At the end, badges of an earlier card that the new card does not have are removed.
-
-    Raises:
-        FileError: the folder cannot be made, or has files that are not an earlier card.
-        OptionalDependencyError: jinja2 or matplotlib is not installed.
     """
     for library in ("jinja2", "matplotlib"):
         load(library, "the page of a card")
@@ -114,14 +110,7 @@ def _read(folder: Path) -> Any:
 def contents(
     result: ModelComparison, verdicts: Sequence[Verdict], folder: Path, gates: Sequence[str] = ()
 ) -> dict[Path, str]:
-    """Return the texts of a card's files, by path.
-
-    Arguments:
-        result: a comparison that wrote a reference file.
-        verdicts: the verdicts of the gates.
-        folder: the folder.
-        gates: the options of the gates, as words of a command.
-    """
+    """Return the texts of a card's files, by path. `gates` are the options of the gates, as words of a command."""
     recorded = _recorded(result)
     result, verdicts = _without_folders(result, verdicts)
     names = [each.model.name for each in result.candidates]

@@ -26,10 +26,6 @@ def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[
     """Draw the main numbers of a result with their intervals, or one of the drawings of its page.
 
     `name` is the name of a drawing of the page, such as ``"quantiles"``, or of a column; None is the main plot.
-
-    Raises:
-        OptionalDependencyError: matplotlib is not installed.
-        ArgumentValueError: the result has no drawing of this name.
     """
     pyplot = load("matplotlib.pyplot", f"{type(result).__name__}.plot")
     page = document(result)
