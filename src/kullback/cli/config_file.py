@@ -99,7 +99,8 @@ class _Kind(NamedTuple):
 def _kind_of(option: Option) -> _Kind:
     accepts = option.accepts
     if isinstance(accepts, Constraint):
-        types = {Whole: (int,), Number: (int, float), OneOf: (str,)}.get(type(accepts), (bool,))
+        kinds: dict[type, tuple[type, ...]] = {Whole: (int,), Number: (int, float), OneOf: (str,)}
+        types = kinds.get(type(accepts), (bool,))
         wanted = "true or false" if option.is_flag else accepts.described()
         return _Kind(wanted, json.dumps(accepts.example), lambda value: type(value) in types)
     one = _Kind("a string", f'"{option.metavar or "TEXT"}"', _is_string)

@@ -336,11 +336,9 @@ def _check_form(teacher: SampledTail) -> None:
         shape = positions + (teacher.tail_indices.shape[-1:] if dims else torch.Size())
         if x.shape != shape or x.device != teacher.top.indices.device:
             wanted = f"shape {tuple(shape)} on {teacher.top.indices.device}"
-            got, instead = (
-                f"shape {tuple(x.shape)} on {x.device}",
-                "all tensors of the same positions, on one device",
-            )
-            raise invalid_value("SampledTail", name, wanted=wanted, got=got, instead=instead)
+            got = f"shape {tuple(x.shape)} on {x.device}"
+            same = "all tensors of the same positions, on one device"
+            raise invalid_value("SampledTail", name, wanted=wanted, got=got, instead=same)
 
 
 _GENERATOR = OfType(

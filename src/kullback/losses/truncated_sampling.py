@@ -311,10 +311,8 @@ def _mask_of(call: str, kept: Tensor, logits: Tensor) -> Tensor:
 
 
 def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
-    wanted, instead = (
-        "a floating-point tensor of shape (..., classes)",
-        "logits=model(tokens).logits[:, :-1].float()",
-    )
+    wanted = "a floating-point tensor of shape (..., classes)"
+    instead = "logits=model(tokens).logits[:, :-1].float()"
     check_numbers(call, "logits", logits, wanted=wanted, instead=instead, nonempty=True)
     rows = tuple(logits.shape[:-1])
     whole = isinstance(tokens, Tensor) and is_integer(tokens)  # pyright: ignore[reportUnnecessaryIsInstance]
