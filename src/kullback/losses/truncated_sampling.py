@@ -193,7 +193,7 @@ def sampling_log_probs(
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     chosen = [name for name, value in filters.items() if value is not None]
     if kept is not None and chosen:
-        wanted = "no filter beside kept=, which are the tokens after all filters"
+        wanted = "no filter next to kept=, which has the tokens after all filters"
         got = repr(filters[chosen[0]])
         raise invalid_value(call, chosen[0], wanted=wanted, got=got, instead=f"leave {chosen[0]}= out")
     logits = recordable(logits)
@@ -333,7 +333,7 @@ def _check_tokens(call: str, places: Tensor, inside: Tensor, counts: Tensor, *, 
     unknown = ((places < 0) | (places >= classes)).squeeze(-1)
     if bool(unknown.any()):
         wanted, got = f"tokens from 0 to {classes - 1}", str(int(places.squeeze(-1)[unknown][0]))
-        instead = "mask=tokens >= 0, if other tokens stand for positions that do not count"
+        instead = "mask=tokens >= 0, if negative tokens mark positions that do not count"
         raise invalid_value(call, "tokens", wanted=wanted, got=got, instead=instead)
     if not needs_kept:
         return
