@@ -89,13 +89,10 @@ def _check_order(call: str, arguments: Mapping[str, object]) -> None:
         for side in ("student", "teacher")
     }
     if learns["teacher"] and not learns["student"]:
-        raise invalid_value(
-            call,
-            "student, teacher",
-            wanted="first the student, which is trained, then the teacher",
-            got="a gradient only for the second",
-            instead="loss(student, teacher), or loss(student=..., teacher=...) if the teacher is trained",
-        )
+        wanted = "first the student, which is trained, then the teacher"
+        got = "a gradient only for the second"
+        instead = "loss(student, teacher), or loss(student=..., teacher=...) if the teacher is trained"
+        raise invalid_value(call, "student, teacher", wanted=wanted, got=got, instead=instead)
 
 
 @by_name("KLDivLoss(reduction='batchmean')", {"temperature": "DistillationLoss(temperature=temperature)"})

@@ -65,13 +65,10 @@ def of_classes(d: object) -> object:
 
 def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
     """Return the error for P and Q of types that no rule can compare."""
-    return no_rule(
-        call,
-        "p, q",
-        wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
-        got=f"{type(p).__name__} and {type(q).__name__}",
-        instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
-    )
+    wanted = "two of Logits, LogProbs, Probs and Counts, or two torch distributions"
+    got = f"{type(p).__name__} and {type(q).__name__}"
+    instead = f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)"
+    return no_rule(call, "p, q", wanted=wanted, got=got, instead=instead)
 
 
 def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeError:
@@ -126,13 +123,8 @@ def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
     if base is None:
         return 1.0
     if not kind.logarithmic:
-        raise invalid_value(
-            call,
-            "base",
-            wanted="no base for a divergence without a logarithm",
-            got=f"base={safe_repr(base)} with {kind!r}",
-            instead=f"{call}(...) without base",
-        )
+        wanted, got = "no base for a divergence without a logarithm", f"base={safe_repr(base)} with {kind!r}"
+        raise invalid_value(call, "base", wanted=wanted, got=got, instead=f"{call}(...) without base")
     return math.log(_BASE.check(call, base=base)["base"])
 
 
@@ -143,13 +135,9 @@ def comparable(call: str, p: Representation, q: Representation) -> tuple[Represe
     """
     p, q = p.aligned_with(q)
     if p.tensor.device != q.tensor.device:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="p and q on the same device",
-            got=f"{p.tensor.device} and {q.tensor.device}",
-            instead=f"{call}(p, {type(q).__name__}(x.to({str(p.tensor.device)!r})))",
-        )
+        got = f"{p.tensor.device} and {q.tensor.device}"
+        instead = f"{call}(p, {type(q).__name__}(x.to({str(p.tensor.device)!r})))"
+        raise invalid_value(call, "p, q", wanted="p and q on the same device", got=got, instead=instead)
     p, q = _in_one_dtype(call, p, q)
     if p.classes != q.classes:
         raise invalid_value(
@@ -162,13 +150,9 @@ def comparable(call: str, p: Representation, q: Representation) -> tuple[Represe
     try:
         torch.broadcast_tensors(p.weights(), q.weights())
     except RuntimeError:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="batch shapes that broadcast",
-            got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q, without the class dimension",
-            instead="x[:, None] on one side to compare all with all",
-        ) from None
+        wanted, instead = "batch shapes that broadcast", "x[:, None] on one side to compare all with all"
+        got = f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q, without the class dimension"
+        raise invalid_value(call, "p, q", wanted=wanted, got=got, instead=instead) from None
     return p, q
 
 
@@ -181,13 +165,9 @@ def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Repr
     if len(set(dtypes)) < 2:
         return p, q
     if p.dtype_rank == q.dtype_rank == 2:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="one dtype",
-            got=f"{dtypes[0]} in p and {dtypes[1]} in q",
-            instead=f"{call}({type(p).__name__}(x.to({dtypes[1]})), q), or convert q instead",
-        )
+        got = f"{dtypes[0]} in p and {dtypes[1]} in q"
+        instead = f"{call}({type(p).__name__}(x.to({dtypes[1]})), q), or convert q instead"
+        raise invalid_value(call, "p, q", wanted="one dtype", got=got, instead=instead)
     is_even = p.dtype_rank == q.dtype_rank
     dtype = torch.promote_types(*dtypes) if is_even else dtypes[p.dtype_rank < q.dtype_rank]
     return p.in_dtype(dtype), q.in_dtype(dtype)

@@ -206,26 +206,18 @@ class Representation(ABC):
             self.labels, self._rows = columns, rows
             self._may_count_rows = self.is_floating and named.may_count_rows
         else:
-            raise invalid_value(
-                self._call,
-                "dim",
-                wanted="the dimension of the labels, the last",
-                got=safe_repr(dim),
-                instead=f"{self._call}(x, dim=-1)",
-            )
+            wanted, got = "the dimension of the labels, the last", safe_repr(dim)
+            raise invalid_value(self._call, "dim", wanted=wanted, got=got, instead=f"{self._call}(x, dim=-1)")
 
     def _check_labels(self) -> None:
         labels = cast("Labels", self.labels)
         distinct = len(set(labels))
         if len(labels) == self.classes and (distinct == len(labels) or self._may_count_rows):
             return
-        raise invalid_value(
-            self._call,
-            "labels",
-            wanted=f"{self.classes} different labels, one for each class",
-            got=f"{len(labels)} labels, {distinct} of them different",
-            instead=f"{self._call}(x, labels=[...]) with each label once; sum the weights of equal labels first",
-        )
+        wanted = f"{self.classes} different labels, one for each class"
+        got = f"{len(labels)} labels, {distinct} of them different"
+        instead = f"{self._call}(x, labels=[...]) with each label once; sum the weights of equal labels first"
+        raise invalid_value(self._call, "labels", wanted=wanted, got=got, instead=instead)
 
     def _check_unlabeled(self, other: Representation) -> None:
         """Raise if one side alone has labels, unless they are 0, 1, 2, ..., the class numbers of the other."""
@@ -275,13 +267,9 @@ class Representation(ABC):
 
     def _numbers(self, x: Tensor) -> Tensor:
         if not x.is_floating_point():
-            raise invalid_type(
-                self._call,
-                "x",
-                wanted="floating-point values",
-                got=f"a tensor of dtype {x.dtype}",
-                instead=(Name("Counts"), "(x) if these are counts, or x.float() first"),
-            )
+            got = f"a tensor of dtype {x.dtype}"
+            instead = (Name("Counts"), "(x) if these are counts, or x.float() first")
+            raise invalid_type(self._call, "x", wanted="floating-point values", got=got, instead=instead)
         return x
 
     def _joined(self, dims: tuple[int, ...]) -> tuple[Tensor, torch.Size]:
@@ -303,26 +291,18 @@ class Representation(ABC):
     def _class_dim(self, dim: int) -> int:
         x = self.tensor
         if x.ndim == 0:
-            raise self._invalid(
-                wanted="at least one dimension, the classes",
-                got="a single number",
-                instead=f"{self._call}(torch.stack([...])) with one entry for each class",
-            )
+            wanted = "at least one dimension, the classes"
+            instead = f"{self._call}(torch.stack([...])) with one entry for each class"
+            raise self._invalid(wanted=wanted, got="a single number", instead=instead)
         number = whole_from(dim)
         if number is None or not -x.ndim <= number < x.ndim:
-            raise invalid_value(
-                self._call,
-                "dim",
-                wanted=f"a dimension of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}",
-                got=safe_repr(dim),
-                instead=(Name(self._call), "(x, dim=-1) when the last dimension holds the classes"),
-            )
+            wanted = f"a dimension of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}"
+            instead = (Name(self._call), "(x, dim=-1) when the last dimension holds the classes")
+            raise invalid_value(self._call, "dim", wanted=wanted, got=safe_repr(dim), instead=instead)
         if x.shape[number] == 0:
-            raise self._invalid(
-                wanted="at least one class",
-                got=f"shape {tuple(x.shape)} with no entry along dim={number}",
-                instead=(Name(self._call), "(x, dim=...) with the dimension that holds the classes"),
-            )
+            got = f"shape {tuple(x.shape)} with no entry along dim={number}"
+            instead = (Name(self._call), "(x, dim=...) with the dimension that holds the classes")
+            raise self._invalid(wanted="at least one class", got=got, instead=instead)
         return number - x.ndim if number >= 0 else number
 
     @abstractmethod
@@ -337,11 +317,8 @@ class Representation(ABC):
 
     def _no_infinity(self, wanted: str, bad: Tensor) -> None:
         if bool(bad.any()):
-            raise self._invalid(
-                wanted=wanted,
-                got=f"infinities ({first_of(bad)})",
-                instead="find where they arise; a class that is masked out has logit -inf, never +inf",
-            )
+            instead = "find where they arise; a class that is masked out has logit -inf, never +inf"
+            raise self._invalid(wanted=wanted, got=f"infinities ({first_of(bad)})", instead=instead)
 
     def _sums_to_one(self, sums: Tensor, normalize: str) -> None:
         tolerance = SUM_TOLERANCE.get(self.tensor.dtype, 1e-6)
@@ -361,11 +338,9 @@ class Representation(ABC):
 
     def _some_mass(self, empty: Tensor, got: str) -> None:
         if bool(empty.any()):
-            raise self._invalid(
-                wanted="some mass in every row",
-                got=f"{got} in a row ({first_of(empty)})",
-                instead="leave those rows out; no distribution can be made of them",
-            )
+            wanted = "some mass in every row"
+            instead = "leave those rows out; no distribution can be made of them"
+            raise self._invalid(wanted=wanted, got=f"{got} in a row ({first_of(empty)})", instead=instead)
 
 
 class Logits(Representation):
@@ -561,25 +536,18 @@ class Counts(Representation):
 
     def _numbers(self, x: Tensor) -> Tensor:
         if x.is_complex() or x.dtype == torch.bool:
-            raise invalid_type(
-                "Counts",
-                "x",
-                wanted="integer or floating-point counts",
-                got=f"a tensor of dtype {x.dtype}",
-                instead=(Name("Counts"), "(x.sum(0)) to count how often each class is true"),
-            )
+            wanted, got = "integer or floating-point counts", f"a tensor of dtype {x.dtype}"
+            instead = (Name("Counts"), "(x.sum(0)) to count how often each class is true")
+            raise invalid_type("Counts", "x", wanted=wanted, got=got, instead=instead)
         if x.dtype not in (torch.uint16, torch.uint32, torch.uint64):
             return x
         signed = x.to(torch.int64)
         # The conversion to int64 makes values above the range of int64 negative.
         if x.dtype == torch.uint64 and can_inspect(x) and bool((signed < 0).any()):
-            raise invalid_value(
-                "Counts",
-                "x",
-                wanted=f"integer counts up to {torch.iinfo(torch.int64).max}, the largest int64",
-                got=f"larger ones ({first_of(signed < 0)})",
-                instead=(Name("Counts"), "(torch.as_tensor(x).double()), which rounds them"),
-            )
+            wanted = f"integer counts up to {torch.iinfo(torch.int64).max}, the largest int64"
+            got = f"larger ones ({first_of(signed < 0)})"
+            instead = (Name("Counts"), "(torch.as_tensor(x).double()), which rounds them")
+            raise invalid_value("Counts", "x", wanted=wanted, got=got, instead=instead)
         return signed
 
     def _check(self, x: Tensor) -> None:

@@ -204,13 +204,8 @@ def _assert_compared(p: Any, q: Any, limit: float, runs: int, options: dict[str,
         confidence = options.get("confidence", 0.95)
         options = options | {"confidence": 1 - (1 - confidence) / runs}
     elif runs > 1:
-        raise invalid_value(
-            "assert_close_distributions",
-            "runs",
-            wanted=f"1 for {subject}, whose intervals have a fixed error rate",
-            got=str(runs),
-            instead={"runs": 1},
-        )
+        wanted, got = f"1 for {subject}, whose intervals have a fixed error rate", str(runs)
+        raise invalid_value("assert_close_distributions", "runs", wanted=wanted, got=got, instead={"runs": 1})
     result = compare(p, q, **options)
     parts, rows = list(_parts(result, limit)), _rows(result)
     sure = getattr(result, "until_sure", None)

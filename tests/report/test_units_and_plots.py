@@ -345,8 +345,12 @@ def test_without_matplotlib_the_message_names_it(
 
 
 def test_a_point_without_interval_has_no_ends() -> None:
-    from kullback.report.plots.points import Point, label_of
+    from matplotlib.figure import Figure
+
+    from kullback.report.plots.points import Point, plot_points
 
     points = [Point.of(Value(0.5, None, None), "a"), Point.of(Value(None, None, (0.0, math.inf)), "b")]
-    assert label_of("KL, nats", points, 0.9) == "KL, nats (90 % interval)"
-    assert label_of("KL, nats", points[:1], 0.9) == "KL, nats (no interval)"
+    for shown, label in ((points, "KL, nats (90 % interval)"), (points[:1], "KL, nats (no interval)")):
+        axes = Figure().add_subplot()
+        plot_points("kl", "KL", shown, "KL, nats", 0.9).draw(axes)
+        assert axes.get_xlabel() == label

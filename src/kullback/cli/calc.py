@@ -66,14 +66,9 @@ def calc(p: str, q: str, settings: Settings) -> None:
         for a, b, x, y in ((*names, first, second), (*reversed(names), second, first))
     }
     if not any(values.values()):
-        raise ArgumentValueError.at(
-            "",
-            "P, Q",
-            wanted="a pair with a rule",
-            got=f"there is no rule for {called} between {names[0]} and {names[1]}, in neither direction",
-            instead="kullback pairs, which shows the rules",
-            wording="{got}",
-        )
+        wanted, instead = "a pair with a rule", "kullback pairs, which shows the rules"
+        got = f"there is no rule for {called} between {names[0]} and {names[1]}, in neither direction"
+        raise ArgumentValueError.at("", "P, Q", wanted=wanted, got=got, instead=instead, wording="{got}")
     for name, value in values.items():
         click.echo(f"{name} = {value or 'not known: there is no rule for this pair'}")
 

@@ -92,11 +92,6 @@ def refuse_workers(what: str) -> None:
 def _only(others: tuple[str, ...]) -> str:
     """Return the only file Q, or raise an error if there are several; only models may have several Q."""
     if len(others) != 1:
-        raise ArgumentValueError.at(
-            "Q",
-            "Q",
-            wanted="one file",
-            got=f"{len(others)}. Several models are compared on a text: --text FILE",
-            instead="files with one command each",
-        )
+        wanted, got = "one file", f"{len(others)}. Several models are compared on a text: --text FILE"
+        raise ArgumentValueError.at("Q", "Q", wanted=wanted, got=got, instead="files with one command each")
     return others[0]

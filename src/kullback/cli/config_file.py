@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple, cast
 import click
 
 from kullback.cli.option import Names, Option, invalid_option
-from kullback.common.constraints import Number, OneOf, Whole
+from kullback.common.constraints import Constraint, Number, OneOf, Whole
 from kullback.common.words import nearest
 from kullback.errors import (
     LONGEST_NAME,
@@ -26,12 +27,7 @@ TABLES = ("compare", "record", "watch", "mismatch")
 
 
 def read_config(ctx: click.Context, path: Path, options: Sequence[Option]) -> dict[str, object]:
-    """Return the checked values of a file of options, under the names of click's parameters.
-
-    Raises:
-        FileError: the file cannot be read, or is not TOML.
-        ArgumentValueError: a key is not an option of the command, or the option does not accept the value.
-    """
+    """Return the checked values of a file of options, under the names of click's parameters."""
     command = ctx.command.name or ""
     written = _parsed(path)
     own = written.get(command)
@@ -102,13 +98,11 @@ class _Kind(NamedTuple):
 
 def _kind_of(option: Option) -> _Kind:
     accepts = option.accepts
-    if option.is_flag:
-        return _Kind("true or false", "true", lambda value: isinstance(value, bool))
-    if isinstance(accepts, Whole | Number):
-        types = (int,) if isinstance(accepts, Whole) else (int, float)
-        return _Kind(accepts.described(), str(accepts.example), lambda value: type(value) in types)
-    if isinstance(accepts, OneOf):
-        return _Kind(accepts.described(), f'"{accepts.example}"', _is_string)
+    if isinstance(accepts, Constraint):
+        kinds: dict[type, tuple[type, ...]] = {Whole: (int,), Number: (int, float), OneOf: (str,)}
+        types = kinds.get(type(accepts), (bool,))
+        wanted = "true or false" if option.is_flag else accepts.described()
+        return _Kind(wanted, json.dumps(accepts.example), lambda value: type(value) in types)
     one = _Kind("a string", f'"{option.metavar or "TEXT"}"', _is_string)
     if isinstance(accepts, Names):
         one = _Kind(one.wanted, '"A,B"', lambda value: _is_string(value) or _is_list(value, _is_string))

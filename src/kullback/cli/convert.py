@@ -108,20 +108,14 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
             tokens, key=settings["--tokens-key"], classes=rows.classes, name="tokens", key_name="tokens_key"
         )
         if len(token_ids) % n_ctx:
-            raise invalid_option(
-                "--tokens",
-                wanted=f"whole windows of --n-ctx {n_ctx}",
-                got=f"{len(token_ids)} tokens",
-                instead="--n-ctx N with an N that divides their number",
-            )
+            wanted = f"whole windows of --n-ctx {n_ctx}"
+            instead = "--n-ctx N with an N that divides their number"
+            raise invalid_option("--tokens", wanted=wanted, got=f"{len(token_ids)} tokens", instead=instead)
         expected = len(token_ids) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):
-            raise invalid_option(
-                "--all-positions",
-                wanted=f"a row for each of {expected} tokens",
-                got=f"{rows.rows} rows",
-                instead="the command without it if SRC has only the rows that llama.cpp scores",
-            )
+            wanted = f"a row for each of {expected} tokens"
+            instead = "the command without it if SRC has only the rows that llama.cpp scores"
+            raise invalid_option("--all-positions", wanted=wanted, got=f"{rows.rows} rows", instead=instead)
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         may_hold_all = not all_positions and rows.rows in (None, len(token_ids))
         remedy = "--tokens FILE with the tokens of these rows, and their --n-ctx"

@@ -203,12 +203,8 @@ class Limit:
         )
 
     def judgment_above_noise(self, judgment: Judgment, low: float, floor: float) -> Judgment:
-        """Return the outcome for a mean KL, given the mean KL of rounding noise: no limit below it can be checked.
-
-        Arguments:
-            judgment: the outcome without regard to the noise.
-            low: the lower end of the interval of the mean. A mean that is above the noise may fail.
-            floor: the mean KL of rounding noise.
+        """Return the outcome for a mean KL, given the mean KL `floor` of rounding noise: no limit below can be checked.
+        A mean that is above the noise, as is `low`, the lower end of its interval, may fail.
         """
         if self.side != "above" or self.limit >= floor or (judgment.outcome == "failed" and low > floor):
             return judgment
@@ -459,9 +455,6 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
     """Return the gate that a text describes: ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``, with a column or group.
 
     `place` is the file and the key that contain the text; None for the command line.
-
-    Raises:
-        ArgumentValueError: no metric has this name, the limit is not a finite number, or the metric cannot reach it.
     """
 
     def written(gate: str) -> str:
@@ -493,13 +486,8 @@ def parse_gate(text: str, side: Side, metrics: Metrics = OF_ROWS, place: str | N
     if not (math.isfinite(limit) and least <= limit <= most):
         ends = "" if least == -math.inf else f" of {least:g} or more"
         ends = ends if most == math.inf else f" from {least:g} to {most:.6g}"
-        raise invalid_option(
-            f"--fail-{side}",
-            wanted=f"a finite number{ends} after '='",
-            got=f"{number!r}",
-            instead=written(f"{name}={min(metrics.example, most)}"),
-            place=where,
-        )
+        wanted, instead = f"a finite number{ends} after '='", written(f"{name}={min(metrics.example, most)}")
+        raise invalid_option(f"--fail-{side}", wanted=wanted, got=f"{number!r}", instead=instead, place=where)
     return Gate(Limit(metric, column[:-1] if bracket else None, limit, side, place), metrics)
 
 

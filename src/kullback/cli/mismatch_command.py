@@ -10,7 +10,7 @@ from kullback.cli import options
 from kullback.cli.gates import OF_MISMATCH, gates_of
 from kullback.cli.option import FILE, Option
 from kullback.cli.option_command import command
-from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
+from kullback.cli.outputs import check_outputs, finish, write_reports
 from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import FLAG, Number
 
@@ -51,11 +51,10 @@ def mismatch(runs: tuple[Path, ...], settings: Settings) -> None:
     token with intervals by prompts, and its causes: truncation, staleness, batch noise, and the rest.
     """
     gates = gates_of(settings, OF_MISMATCH)
-    outputs = Outputs.of(settings)
-    check_outputs(outputs, runs)
+    check_outputs(settings, runs)
     from kullback.mismatch import policy_mismatch, read_token_log
 
     with in_options({"log": "RUN", **settings.flags}):
         result = policy_mismatch(read_token_log(*runs), **settings.arguments_of(policy_mismatch))
-    judged = write_reports(result, [gate.verdict(result) for gate in gates], outputs)
+    judged = write_reports(result, [gate.verdict(result) for gate in gates], settings)
     finish(judged, allow_unclear=settings["--allow-unclear"])

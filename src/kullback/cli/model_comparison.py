@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kullback.cli.gates import Compared, Gate
-from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.outputs import check_outputs, write_reports
 from kullback.cli.prediction_comparison import print_llama_cpp, prints_as_llama_cpp
 from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import taken
@@ -47,14 +47,13 @@ def run_model_comparison(
             wording="{wanted}; got {got}. Write: {instead}",
         )
     files = [Path(name) for name in names if os.path.exists(name)]  # noqa: PTH110 - any text
-    outputs = Outputs.of(settings, full=bool(settings["--full"]))
-    as_llama_cpp = prints_as_llama_cpp(settings, outputs)
+    as_llama_cpp = prints_as_llama_cpp(settings)
     arguments = settings.arguments("models")
     folder = settings["--card"]
     made_folder = nullcontext() if folder is None else card.made_folder(folder)
     with made_folder, nullcontext() if resume is None else KeptState(resume) as state:
         parts = [] if folder is None else [folder / name for name in card.FILES]
-        check_outputs(outputs, [*files, *settings["--head"], text], parts, state=resume)
+        check_outputs(settings, [*files, *settings["--head"], text], parts, state=resume)
         with (
             progress_bar("tokens", show=not settings["--no-progress"], patience=0) as progress,
             in_options(
@@ -99,7 +98,7 @@ def run_model_comparison(
         verdicts = [gate.verdict(compared) for gate in gates]
         lines = partial(_print_llama_cpp, result) if as_llama_cpp else None
         of_card = {} if folder is None else card.contents(result, verdicts, folder, _gates(settings))
-        return write_reports(result, verdicts, outputs, table=lines, others=of_card)
+        return write_reports(result, verdicts, settings, table=lines, others=of_card)
 
 
 def _gates(settings: Settings) -> list[str]:

@@ -89,11 +89,8 @@ class OptionCommand(click.Command):
 def command(
     *arguments: click.Argument, options: Sequence[Option] = (), by_job: bool = False
 ) -> Callable[[Callable[..., None]], OptionCommand]:
-    """Return a decorator that converts a function to a command with the name and the docstring of the function.
-
-    Arguments:
-        *arguments: the command's arguments. The function takes their values in this order, and then the `Settings`.
-        options, by_job: as in `OptionCommand`.
+    """Return a decorator that converts a function to a command with the name and the docstring of the function. The
+    function takes the values of the `arguments` in this order, and then the `Settings`.
     """
 
     def made(function: Callable[..., None]) -> OptionCommand:

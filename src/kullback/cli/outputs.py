@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,32 +24,10 @@ if TYPE_CHECKING:
 STANDARD_OUTPUT = "-"
 
 
-class Outputs(NamedTuple):
-    """The reports of a command.
-
-    Attributes:
-        json: the path of the JSON report; ``-`` for standard output; None for no JSON.
-        config: the path of the file of options, which no report may overwrite; None if there is no such file.
-        full: whether to print every table and note.
-    """
-
-    json: str | None
-    html: Path | None
-    markdown: Path | None
-    config: Path | None
-    full: bool
-
-    @classmethod
-    def of(cls, settings: Settings, *, full: bool = True) -> Outputs:
-        """Return the reports that the options request."""
-        flags = ("--json", "--html", "--markdown", "--config")
-        return cls(*(settings[flag] for flag in flags), full=full)
-
-    @property
-    def files(self) -> list[Path]:
-        """The paths of the files to write."""
-        json = [Path(self.json)] if self.json not in (None, STANDARD_OUTPUT) else []
-        return json + [path for path in (self.html, self.markdown) if path is not None]
+def files_of(settings: Settings) -> dict[str, Path]:
+    """Return the paths of the reports to write, by their options."""
+    paths = {flag: settings[flag] for flag in ("--json", "--html", "--markdown")}
+    return {flag: Path(path) for flag, path in paths.items() if path not in (None, STANDARD_OUTPUT)}
 
 
 def check_files(
@@ -70,26 +48,30 @@ def check_files(
 
 
 def check_outputs(
-    outputs: Outputs, inputs: Sequence[Path | None], others: Sequence[Path] = (), *, state: Path | None = None
+    settings: Settings,
+    inputs: Sequence[Path | None],
+    others: Sequence[Path] = (),
+    *,
+    state: Path | None = None,
 ) -> None:
     """Raise an error before the computation if an input cannot be read or an output cannot be written.
 
     `others` are further paths to write. `state` is the path of ``--resume``, which is read and written.
     """
-    if outputs.html:
+    if settings["--html"]:
         for library in ("jinja2", "matplotlib"):
             load(library, "--html")
-    written = [*outputs.files, *others]
+    written = [*files_of(settings).values(), *others]
     if state is not None:
         check_input(state, "--resume")
         written.append(state)
-    check_files([("input", path) for path in (*inputs, outputs.config)], written)
+    check_files([("input", path) for path in (*inputs, settings["--config"])], written)
 
 
 def write_reports(
     result: Any,
     verdicts: Sequence[Verdict],
-    outputs: Outputs,
+    settings: Settings,
     *,
     table: Callable[[Console], object] | None = None,
     others: Mapping[Path, str | bytes] = MappingProxyType({}),
@@ -103,23 +85,18 @@ def write_reports(
     from kullback.report import document, html, json, markdown, terminal
 
     page = document(result, verdicts, **options)
-    texts: list[str] = []
-    printed = json.dumps(page) if outputs.json else None
-    if printed is not None and outputs.json != STANDARD_OUTPUT:
-        texts.append(printed)
-        printed = None
-    texts += [html.render(page)] if outputs.html else []
-    texts += [markdown.render(page)] if outputs.markdown else []
-    write_all({**others, **dict(zip(outputs.files, texts, strict=True))})
+    renderers = {"--json": json.dumps, "--html": html.render, "--markdown": markdown.render}
+    reports = {path: renderers[flag](page) for flag, path in files_of(settings).items()}
+    write_all({**others, **reports})
     with closed_pipe_allowed():
-        if printed is not None:
-            click.echo(printed, nl=False)
+        if settings["--json"] == STANDARD_OUTPUT:
+            click.echo(json.dumps(page), nl=False)
         elif table is not None:
             table(open_console())
-        elif outputs.full:
+        elif page.brief is None or settings["--full"]:
             terminal.render(page, open_console())
         else:
-            terminal.render_brief(page, open_console(), outputs.html)
+            terminal.render_brief(page, open_console(), settings["--html"])
     return page.verdicts
 
 

@@ -12,7 +12,7 @@ import click
 
 from kullback.cli.compare_options import LLAMA_CPP
 from kullback.cli.gates import Compared, Gate
-from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
+from kullback.cli.outputs import STANDARD_OUTPUT, check_outputs, write_reports
 from kullback.cli.settings import Settings
 from kullback.cli.streams import print_error
 from kullback.common.progress import progress_bar
@@ -37,17 +37,16 @@ def run_prediction_comparison(
 
     All workers that torchrun started call this function together. Only the worker with rank 0 writes the reports.
     """
-    outputs = Outputs.of(settings, full=bool(settings["--full"]))
     tokens, resume = settings["--tokens"], settings["--resume"]
     representations, keys = (
         tuple(settings[f"{flag}-{side}"] or settings[flag] for side in "pq") for flag in ("--as", "--key")
     )
 
     def check() -> Tokens | None:
-        prints_as_llama_cpp(settings, outputs)
+        prints_as_llama_cpp(settings)
         groups = settings["--group"] and Path(settings["--group"])
         read = [p, q, settings["--labels"], settings["--cluster"], groups, tokens]
-        check_outputs(outputs, read, state=resume)
+        check_outputs(settings, read, state=resume)
         if tokens is None:
             return None
         columns = settings["--columns"]
@@ -72,14 +71,14 @@ def run_prediction_comparison(
             verdicts = [gate.verdict([Compared(None, result)]) for gate in gates]
 
             lines = partial(print_llama_cpp, result) if result.llama_cpp is not None else None
-            write = partial(write_reports, result, verdicts, outputs, table=lines, tokens=words)
+            write = partial(write_reports, result, verdicts, settings, table=lines, tokens=words)
             return workers.each(write if is_first else list)
 
 
-def prints_as_llama_cpp(settings: Settings, outputs: Outputs) -> bool:
+def prints_as_llama_cpp(settings: Settings) -> bool:
     """Return whether ``--format llama.cpp`` was given; raise an error if JSON would be printed too."""
     as_llama_cpp = settings["--format"] == LLAMA_CPP
-    if as_llama_cpp and outputs.json == STANDARD_OUTPUT:
+    if as_llama_cpp and settings["--json"] == STANDARD_OUTPUT:
         raise ArgumentValueError.at(
             "",
             "--json, --format",

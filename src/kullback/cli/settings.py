@@ -99,11 +99,8 @@ def in_options(
 ) -> Generator[None]:
     """Convert errors about arguments of the library, raised in the context, to errors about options of the command.
 
-    Arguments:
-        options: the option or argument of the command for each argument of the library; errors about other arguments
-            stay unchanged.
-        remedies: remedies for errors, by the name of the library's argument, in place of other remedies than values of
-            options.
+    `options` has the option or argument of the command for each argument of the library; errors about others stay
+    unchanged. By the library's argument, `remedies` has remedies in place of those that are not values of options.
 
     Example:
         >>> from kullback.errors import invalid_value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.outputs import check_outputs, write_reports
 from kullback.cli.settings import Settings, in_options
 from kullback.common.progress import progress_text
 from kullback.tables.compare_two_tables import compare_tables
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 def run_table_comparison(p: Path, q: Path, settings: Settings, gates: Sequence[Gate]) -> Sequence[Verdict]:
     """Compare two tables, write the reports, and return the verdicts of the gates."""
-    outputs = Outputs.of(settings, full=bool(settings["--full"]))
-    check_outputs(outputs, [p, q])
+    check_outputs(settings, [p, q])
     arguments = settings.arguments("tables")
     if "cluster" in arguments:  # for tables, `cluster` is the name of a column
         arguments["cluster"] = str(arguments["cluster"])
     with in_options(settings.flags), progress_text(show=not settings["--no-progress"]) as progress:
         result = compare_tables(str(p), str(q), progress=progress, **arguments)
-    return write_reports(result, [gate.verdict(result) for gate in gates], outputs)
+    return write_reports(result, [gate.verdict(result) for gate in gates], settings)

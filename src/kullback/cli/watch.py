@@ -12,7 +12,7 @@ from kullback.cli import options
 from kullback.cli.gates import OF_TABLES, Gate, gates_of
 from kullback.cli.option import FILE, Option, invalid_option
 from kullback.cli.option_command import command
-from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
+from kullback.cli.outputs import check_outputs, files_of, finish, write_reports
 from kullback.cli.settings import Settings, in_options
 from kullback.common.constraints import FLAG
 from kullback.common.files import check_writable, refuse_overwriting
@@ -68,7 +68,6 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     and 2 on a wrong argument.
     """
     gates = gates_of(settings, OF_TABLES)
-    outputs = Outputs.of(settings, full=bool(settings["--full"]))
     save_batch, place = settings["--save-batch"], settings["--profile"]
     if not batches:
         _refuse_reports(settings, gates)
@@ -83,9 +82,9 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
 
     place = place or profiles.profile_path(reference)
     # The profile is read, or made and written. No other output may overwrite the profile or an input.
-    check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
+    check_outputs(settings, [reference, *batches, place], [save_batch] if save_batch else [])
     if not profiles.is_profile(reference):
-        refuse_overwriting([place], [reference, *batches, outputs.config])
+        refuse_overwriting([place], [reference, *batches, settings["--config"]])
         if settings["--rebuild"] or not place.exists():
             check_writable(place)
     with in_options(settings.flags), progress_text(show=not settings["--no-progress"]) as progress:
@@ -120,18 +119,18 @@ def watch(reference: Path, batches: tuple[Path, ...], settings: Settings) -> Non
     verdicts = [tuple(gate.verdict(each) for gate in gates) for each in compared]
     if len(counted_batches) == 1:
         others = {} if save_batch is None else {save_batch: counted_batches[0][1].to_json() + "\n"}
-        judged = write_reports(compared[0], verdicts[0], outputs, others=others)
+        judged = write_reports(compared[0], verdicts[0], settings, others=others)
     else:
         whole = Batches(tuple(compared), tuple(verdicts))
-        files = ", ".join(map(printable, outputs.files))
+        files = ", ".join(map(printable, files_of(settings).values()))
         lines = "\n".join([*map(printable, whole.lines), *[f"Written: {files}"] * bool(files)])
 
         def show(console: Console) -> None:
             click.echo(lines)
-            for page in whole.pages if outputs.full else ():
+            for page in whole.pages if settings["--full"] else ():
                 terminal.render(page, console)
 
-        judged = write_reports(whole, (), outputs, table=show)
+        judged = write_reports(whole, (), settings, table=show)
     finish(judged, allow_unclear=settings["--allow-unclear"])
 
 

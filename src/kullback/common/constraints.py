@@ -308,10 +308,6 @@ def taken(kind: type[_Settings], options: dict[str, Any]) -> _Settings:
 def refuse_both(call: str, independent: object, cluster: object) -> None:
     """Raise if both `independent` and `cluster` are given, because rows in one cluster are not independent."""
     if independent and cluster is not None:
-        raise invalid_value(
-            call,
-            "independent",
-            wanted="independent=True or cluster=, not both",
-            got="both",
-            instead="cluster= alone; rows of different clusters count as independent",
-        )
+        wanted = "independent=True or cluster=, not both"
+        instead = "cluster= alone; rows of different clusters count as independent"
+        raise invalid_value(call, "independent", wanted=wanted, got="both", instead=instead)

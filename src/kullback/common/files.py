@@ -127,12 +127,8 @@ def check_input(path: PathLike, name: str) -> None:
         ) from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-        raise FileError.at(
-            f"{name} = {printable(path)}",
-            wanted="a file, which can be read more than once",
-            got=kind,
-            instead="write its content to a file first",
-        )
+        wanted, instead = "a file, which can be read more than once", "write its content to a file first"
+        raise FileError.at(f"{name} = {printable(path)}", wanted=wanted, got=kind, instead=instead)
 
 
 def check_writable(path: PathLike) -> None:

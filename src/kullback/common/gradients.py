@@ -22,9 +22,6 @@ def gradients_of(
     derivatives with respect to the arguments themselves would count the dependence twice.
 
     The gradients can be differentiated again if grad mode is on, as in a backward pass with ``create_graph=True``.
-
-    `grad` is the gradient with respect to the values of `function`. The result has None for an absent argument, and for
-    a gradient that is not wanted.
     """
     is_differentiated = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -39,13 +39,9 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
         return torch.as_tensor(_sharable(numbers) if isinstance(numbers, np.ndarray) else numbers)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # a table raises LookupError
         made = tensor_remedy(argument, x, floating=False) or "torch.tensor(...)"
-        raise invalid_type(
-            call,
-            argument,
-            wanted="a tensor, a NumPy array or nested lists of numbers",
-            got=f"{type(x).__name__} ({error})",
-            instead=f"{call}({made if argument == 'x' else f'{argument}={made}'})",
-        ) from None
+        wanted, got = "a tensor, a NumPy array or nested lists of numbers", f"{type(x).__name__} ({error})"
+        instead = f"{call}({made if argument == 'x' else f'{argument}={made}'})"
+        raise invalid_type(call, argument, wanted=wanted, got=got, instead=instead) from None
 
 
 def array_of(x: Any) -> np.ndarray[Any, np.dtype[Any]]:
@@ -71,13 +67,9 @@ def unmasked(call: str, argument: str, x: object) -> object:
     if not mask.any():
         return array.data
     index = tuple(int(i) for i in np.argwhere(mask)[0])
-    raise invalid_value(
-        call,
-        argument,
-        wanted="an array without masked entries",
-        got=f"{int(mask.sum())} masked of {mask.size}, the first at index {index}",
-        instead=_mask_remedy(call, name, mask),
-    )
+    wanted = "an array without masked entries"
+    got = f"{int(mask.sum())} masked of {mask.size}, the first at index {index}"
+    raise invalid_value(call, argument, wanted=wanted, got=got, instead=_mask_remedy(call, name, mask))
 
 
 def _mask_remedy(call: str, name: str, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
@@ -242,6 +234,29 @@ def check_dense(call: str, argument: str, x: Tensor) -> None:
         got, instead = reason
         wanted = "a dense tensor of numbers"
         raise invalid_type(call, argument, wanted=wanted, got=got, instead=f"{argument}.{instead}")
+
+
+def check_numbers(
+    call: str, name: str, x: object, *, wanted: str, instead: str, whole: bool = False, nonempty: bool = False
+) -> None:
+    """Raise unless `x` is a dense tensor of floating-point numbers or, if `whole`, of integers. If `nonempty`, the
+    last dimension must have an entry.
+    """
+    if isinstance(x, Tensor):
+        check_dense(call, name, x)
+        has_dtype = is_integer(x) if whole else x.is_floating_point()
+        if has_dtype and not (nonempty and 0 in (x.ndim, *x.shape[-1:])):
+            return
+    raise invalid_type(call, name, wanted=wanted, got=described(x), instead=instead)
+
+
+def check_alike(call: str, argument: str, x: Tensor, like: Tensor, *, wanted: str, instead: str) -> None:
+    """Raise unless `x` has the shape and the device of `like`. The error names the one that differs."""
+    shapes, devices = (tuple(x.shape), tuple(like.shape)), (x.device, like.device)
+    for name, (of_x, of_like) in (("shape", shapes), ("device", devices)):
+        if of_x != of_like:
+            wanted, instead = f"{wanted}, {name} {of_like}", f"{instead}, of the same {name}"
+            raise invalid_value(call, argument, wanted=wanted, got=f"{name} {of_x}", instead=instead)
 
 
 def are_ordinary(tensors: Iterable[Tensor]) -> bool:

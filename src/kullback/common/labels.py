@@ -55,13 +55,8 @@ def labeled(call: str, x: object) -> Labeled:
 def labels_from(call: str, labels: object) -> Labels:
     """Return the labels in a sequence, array or Series as a tuple; missing values of one type become one object."""
     if isinstance(labels, np.ma.MaskedArray) and bool(np.ma.getmaskarray(labels).any()):
-        raise invalid_value(
-            call,
-            "labels",
-            wanted="a label for each class",
-            got="a masked array",
-            instead="labels=labels.filled('missing') for a class with this name",
-        )
+        got, instead = "a masked array", "labels=labels.filled('missing') for a class with this name"
+        raise invalid_value(call, "labels", wanted="a label for each class", got=got, instead=instead)
     # Arrow's scalars, and tensors of one number, would be unequal even for equal labels. So both are converted to
     # Python objects.
     of_python = getattr(labels, "to_pylist", None)
@@ -75,13 +70,9 @@ def labels_from(call: str, labels: object) -> Labels:
     try:
         hash(names)
     except TypeError as error:
-        raise invalid_type(
-            call,
-            "labels",
-            wanted="labels such as names, numbers or tuples",
-            got=str(error),
-            instead="labels=[tuple(label) for label in labels]",
-        ) from None
+        wanted = "labels such as names, numbers or tuples"
+        instead = "labels=[tuple(label) for label in labels]"
+        raise invalid_type(call, "labels", wanted=wanted, got=str(error), instead=instead) from None
     return names
 
 
@@ -124,13 +115,9 @@ def _unlike(call: str, p: object, q: object) -> ArgumentValueError:
     names = "str(label)"
     if is_missing(p) and is_missing(q):
         names = "'missing' if str(label) in ('None', 'nan', '<NA>', 'NaT') else label"
-    return invalid_value(
-        call,
-        "p, q",
-        wanted="labels of one type in p and q",
-        got=f"{safe_repr(p)} in p, {_type_name(p)}, and {safe_repr(q)} in q, {_type_name(q)}",
-        instead=f"{call}(x, labels=[{names} for label in labels]) on both sides, or convert the labels of one",
-    )
+    got = f"{safe_repr(p)} in p, {_type_name(p)}, and {safe_repr(q)} in q, {_type_name(q)}"
+    instead = f"{call}(x, labels=[{names} for label in labels]) on both sides, or convert the labels of one"
+    return invalid_value(call, "p, q", wanted="labels of one type in p and q", got=got, instead=instead)
 
 
 def _type_name(label: object) -> str:
@@ -217,13 +204,9 @@ def _of_mapping(call: str, x: Mapping[Hashable, Any]) -> Labeled:
 
 
 def _unequal(call: str) -> ArgumentValueError:
-    return invalid_value(
-        call,
-        "x",
-        wanted="a number for each label, or equally long columns",
-        got="values of unequal shapes",
-        instead=f"{call}({{'a': [3, 1], 'b': [2, 5]}}), where each label has one number for each row",
-    )
+    wanted = "a number for each label, or equally long columns"
+    instead = f"{call}({{'a': [3, 1], 'b': [2, 5]}}), where each label has one number for each row"
+    return invalid_value(call, "x", wanted=wanted, got="values of unequal shapes", instead=instead)
 
 
 def _is_labeled(x: object) -> bool:
@@ -236,13 +219,10 @@ def _of_rows(call: str, x: list[Any]) -> Labeled:
     """Return labeled rows as one array with labels; raise unless all rows have the same labels in the same order."""
     rows = [labeled(call, row) for row in x]
     if any(row.labels != rows[0].labels for row in rows):
-        raise invalid_value(
-            call,
-            "x",
-            wanted="rows with the same labels in the same order",
-            got="rows with other labels, or in another order",
-            instead=f"{call}(pandas.DataFrame(x).fillna(0)), which matches them by label",
-        )
+        wanted = "rows with the same labels in the same order"
+        got = "rows with other labels, or in another order"
+        instead = f"{call}(pandas.DataFrame(x).fillna(0)), which matches them by label"
+        raise invalid_value(call, "x", wanted=wanted, got=got, instead=instead)
     values = torch.stack([as_tensor(call, "x", row.values) for row in rows])
     return Labeled(values, rows[0].labels, None, rows[0].may_count_rows)
 
@@ -298,13 +278,9 @@ def _has_labels_first(call: str, kinds: list[str], second: object, *, is_table: 
 
 def _of_polars_series(call: str, series: Any) -> Labeled:
     if not series.dtype.is_numeric():
-        raise invalid_type(
-            call,
-            "x",
-            wanted=f"a polars Series of {'counts' if call == 'Counts' else 'numbers'}",
-            got=f"one of dtype {series.dtype}",
-            instead="Counts(series.value_counts())",
-        )
+        wanted = f"a polars Series of {'counts' if call == 'Counts' else 'numbers'}"
+        got = f"one of dtype {series.dtype}"
+        raise invalid_type(call, "x", wanted=wanted, got=got, instead="Counts(series.value_counts())")
     return Labeled(series.to_numpy())
 
 
@@ -319,13 +295,9 @@ def _of_polars_frame(call: str, frame: Any) -> Labeled:
         if is_counted or _has_labels_first(call, kinds, frame.columns[1], is_table=False):
             return Labeled(frame.to_series(1).to_numpy(), labels_from(call, frame.to_series(0).to_list()))
     if frame.width < 2 or "O" in kinds:
-        raise invalid_type(
-            call,
-            "x",
-            wanted="a polars frame of two columns, label and count, or of one column of numbers for each class",
-            got=f"columns {frame.schema}",
-            instead="Counts(series.value_counts())",
-        )
+        wanted = "a polars frame of two columns, label and count, or of one column of numbers for each class"
+        got = f"columns {frame.schema}"
+        raise invalid_type(call, "x", wanted=wanted, got=got, instead="Counts(series.value_counts())")
     return Labeled(frame.to_numpy(), tuple(frame.columns), tuple(range(frame.height)))
 
 

@@ -132,13 +132,9 @@ def register_statistic(
     """
     _ARGUMENTS.check(low=low, high=high, of_labels=of_labels)
     if not name.isidentifier() or name in {*FURTHER, *GATES, *(each.name for each in BUILT_IN)}:
-        raise invalid_value(
-            "register_statistic",
-            "name",
-            wanted="an identifier that no other statistic has",
-            got=safe_repr(name),
-            instead=f"name='my_{name}'" if name.isidentifier() else "name='my_statistic'",
-        )
+        wanted = "an identifier that no other statistic has"
+        instead = f"name='my_{name}'" if name.isidentifier() else "name='my_statistic'"
+        raise invalid_value("register_statistic", "name", wanted=wanted, got=safe_repr(name), instead=instead)
 
     def register(function: _Function) -> _Function:
         FURTHER[name] = RowStatistic(name, title, float(low), float(high), of_labels, rows=function)

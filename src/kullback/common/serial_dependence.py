@@ -301,10 +301,7 @@ def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | 
     and many distinct rows repeat. A few values that many rows share are atoms, even if other values have a density
     (`_are_atoms`).
 
-    Arguments:
-        x: the rows.
-        other: the numbers of another data set, shape (m, 1), or None. Numbers that repeat in `x` are atoms if they
-            occur in `other`.
+    Numbers that repeat in `x` are atoms if they occur in another data set, `other`, of shape (m, 1).
     """
     n = len(x)
     if n < _FEWEST_ROWS:

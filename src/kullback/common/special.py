@@ -215,11 +215,8 @@ def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the numbers for the recurrence that adds `_FAR` to small x, to reach the range of Stirling's series.
 
     The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine correct digits, and the
-    derivative of torch's trigamma is slow.
-
-    Returns:
-        whether x is below `_FAR`; x clamped to [`_TINY`, `_FAR`]; x plus 0 to 9 (last dimension); and 1 / x after the
-        shift.
+    derivative of torch's trigamma is slow. The numbers are: whether x is below `_FAR`; x clamped to [`_TINY`, `_FAR`];
+    x plus 0 to 9 (last dimension); and 1 / x after the shift.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)

@@ -59,10 +59,6 @@ class Moments:
 
     The deviations from the mean are squared, not the values, so the variance of nearly equal values is accurate.
 
-    Arguments:
-        state: the `state` of another instance, to continue from; by default an empty state.
-        device: the device of an empty state.
-
     Example:
         >>> import torch
         >>> moments = Moments()
@@ -140,10 +136,6 @@ class QuantileSketch:
     quantile above 1e39 is returned as NaN, unless it is the smallest or the largest value. Divergences of float32 rows
     are always below 1e39. A separate bucket counts values of ``+inf``, and a quantile in this bucket is ``+inf``.
 
-    Arguments:
-        state: the `state` of another sketch, to continue from; by default an empty state.
-        device: the device of an empty state.
-
     Example:
         >>> import torch
         >>> sketch = QuantileSketch()
@@ -207,17 +199,8 @@ class QuantileSketch:
         )
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
-        """Return the quantiles at `probabilities`, interpolated linearly between values of neighboring ranks.
-
-        Arguments:
-            probabilities: numbers from 0 to 1, in any shape; 0 gives the minimum, 1 the maximum.
-
-        Returns:
-            the quantiles in the shape of `probabilities`, float64. A quantile is NaN if there are no values, or if the
-            quantile is finite, above 1e39, and not the minimum or maximum.
-
-        Raises:
-            ArgumentValueError: a probability is not between 0 and 1.
+        """Return the quantiles at `probabilities`, numbers from 0 to 1 in any shape, interpolated linearly between
+        values of neighboring ranks. Without values, they are NaN.
 
         Example:
             >>> import torch

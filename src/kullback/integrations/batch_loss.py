@@ -61,13 +61,9 @@ def of_tokens(
     if labels is None or not causal:
         return labels
     if logits.ndim < 3:
-        raise invalid_value(
-            call,
-            "causal",
-            wanted="False for a model with one prediction for each example",
-            got=f"logits of shape {tuple(logits.shape)}",
-            instead="causal=False",
-        )
+        wanted = "False for a model with one prediction for each example"
+        got = f"logits of shape {tuple(logits.shape)}"
+        raise invalid_value(call, "causal", wanted=wanted, got=got, instead="causal=False")
     return next_tokens(labels, ignore_index)
 
 
@@ -113,21 +109,14 @@ class BatchLoss:
         has_counts: bool = True,
     ) -> None:
         if not isinstance(loss, DistillationLoss | LinearDistillationLoss):
-            raise invalid_type(
-                call,
-                "loss",
-                wanted="a DistillationLoss or a LinearDistillationLoss",
-                got=safe_repr(loss),
-                instead="loss=kullback.nn.DistillationLoss(kind='js:0.5')",
-            )
+            wanted = "a DistillationLoss or a LinearDistillationLoss"
+            instead = "loss=kullback.nn.DistillationLoss(kind='js:0.5')"
+            raise invalid_type(call, "loss", wanted=wanted, got=safe_repr(loss), instead=instead)
         if loss.reduction not in ("mean", "sum"):
-            raise invalid_value(
-                call,
-                "loss",
-                wanted="a loss that is a number, the mean over counted tokens",
-                got=f"one with reduction={loss.reduction!r}",
-                instead="loss=kullback.nn.DistillationLoss(reduction='mean')",
-            )
+            wanted = "a loss that is a number, the mean over counted tokens"
+            got = f"one with reduction={loss.reduction!r}"
+            instead = "loss=kullback.nn.DistillationLoss(reduction='mean')"
+            raise invalid_value(call, "loss", wanted=wanted, got=got, instead=instead)
         if has_counts and loss.ignore_index != _NO_LABEL:
             raise invalid_value(
                 call,
@@ -137,13 +126,9 @@ class BatchLoss:
                 instead=f"ignore_index=-100, and batches with labels.masked_fill(labels == {loss.ignore_index}, -100)",
             )
         if teacher is not None and not isinstance(teacher, torch.nn.Module):
-            raise invalid_type(
-                call,
-                "teacher",
-                wanted="a module, or None if the batches hold the teacher's most probable tokens",
-                got=safe_repr(teacher),
-                instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
-            )
+            wanted = "a module, or None if the batches hold the teacher's most probable tokens"
+            instead = "teacher=AutoModelForCausalLM.from_pretrained(...)"
+            raise invalid_type(call, "teacher", wanted=wanted, got=safe_repr(teacher), instead=instead)
         _ARGUMENTS.check(call, causal=causal)
         self.call, self.loss, self.teacher = call, copy.copy(loss), teacher
         if isinstance(self.loss, LinearDistillationLoss):
@@ -279,13 +264,10 @@ class BatchLoss:
             return 0.0
         coefficient = router_coefficient(model)
         if coefficient is None:
-            raise invalid_value(
-                self.call,
-                "model",
-                wanted="a model with the coefficient of its router loss, as router_aux_loss_coef",
-                got=f"a {type(model).__name__} that returns aux_loss and has none",
-                instead="model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration",
-            )
+            wanted = "a model with the coefficient of its router loss, as router_aux_loss_coef"
+            got = f"a {type(model).__name__} that returns aux_loss and has none"
+            instead = "model.router_aux_loss_coef = 0.01, or output_router_logits=False in its configuration"
+            raise invalid_value(self.call, "model", wanted=wanted, got=got, instead=instead)
         is_counted = any(x is not None for x in counted.values())
         if normalizer is None or self.tokens is None or not is_counted:
             return coefficient * auxiliary
@@ -305,13 +287,10 @@ class BatchLoss:
     def _stored(self, student: Any, inputs: Mapping[str, Any]) -> TopK:
         indices, log_probs, labels = (inputs.get(name) for name in STORED)
         if not isinstance(indices, Tensor) or not isinstance(log_probs, Tensor):
-            raise invalid_value(
-                self.call,
-                "teacher",
-                wanted="a teacher, or batches with teacher_indices and teacher_log_probs",
-                got=f"None, and a batch of {', '.join(inputs)}",
-                instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
-            )
+            wanted = "a teacher, or batches with teacher_indices and teacher_log_probs"
+            got = f"None, and a batch of {', '.join(inputs)}"
+            instead = "teacher=AutoModelForCausalLM.from_pretrained(...)"
+            raise invalid_value(self.call, "teacher", wanted=wanted, got=got, instead=instead)
         tokens = inputs.get("input_ids")
         if isinstance(tokens, Tensor) and tokens.shape == indices.shape[:-1] and self.is_causal(student):
             listed = log_probs > -torch.inf

@@ -189,13 +189,9 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
             ("label_smoothing_factor", self.args.label_smoothing_factor),
         ):
             if value:
-                raise invalid_value(
-                    "DistillationTrainer",
-                    name,
-                    wanted="none, because loss= is the loss",
-                    got=safe_repr(value),
-                    instead="loss=kullback.nn.DistillationLoss(), or transformers.Trainer",
-                )
+                wanted, got = "none, because loss= is the loss", safe_repr(value)
+                instead = "loss=kullback.nn.DistillationLoss(), or transformers.Trainer"
+                raise invalid_value("DistillationTrainer", name, wanted=wanted, got=got, instead=instead)
         # With this setting, the Trainer counts the labels of a step in the same way as the loss.
         self._loss_shifts_labels = self.batch_loss.is_causal(self.model)
         # Otherwise the Trainer counts no labels for models whose own loss takes no count, such as Gemma 3 with images.

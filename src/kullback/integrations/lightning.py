@@ -76,13 +76,10 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
         causal: bool | None = None,
     ) -> None:
         if not callable(optimizer):
-            raise invalid_type(
-                "DistillationModule",
-                "optimizer",
-                wanted="a function that makes the optimizer from the student's parameters",
-                got=type(optimizer).__name__,
-                instead="optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)",
-            )
+            wanted = "a function that makes the optimizer from the student's parameters"
+            got = type(optimizer).__name__
+            instead = "optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+            raise invalid_type("DistillationModule", "optimizer", wanted=wanted, got=got, instead=instead)
         super().__init__()
         self.student, self.optimizer = student, optimizer
         loss = DistillationLoss() if loss is None else loss

@@ -149,13 +149,9 @@ class ModelHead(NamedTuple):
     def few_logits(self) -> dict[str, int]:
         """Return the argument that makes the model compute only the logits of the last position."""
         if "logits_to_keep" not in inspect.signature(self.module.forward).parameters:
-            raise invalid_value(
-                self.call,
-                "loss",
-                wanted=f"a DistillationLoss for a {self.side} that always makes all its logits",
-                got=f"a LinearDistillationLoss with a {type(self.module).__name__}, which has no logits_to_keep",
-                instead=_LOGITS,
-            )
+            wanted = f"a DistillationLoss for a {self.side} that always makes all its logits"
+            got = f"a LinearDistillationLoss with a {type(self.module).__name__}, which has no logits_to_keep"
+            raise invalid_value(self.call, "loss", wanted=wanted, got=got, instead=_LOGITS)
         return {"logits_to_keep": 1}
 
     def gather(self) -> None:
@@ -242,13 +238,10 @@ def check_statistics(call: str, student: torch.nn.Module, teacher: torch.nn.Modu
         if module.training and id(getattr(module, "running_mean", None)) in theirs
     ]
     if changing:
-        raise invalid_value(
-            call,
-            "teacher",
-            wanted="a teacher that shares no running averages with the student, because training changes them",
-            got=f"one that shares those of {_listed(changing)}",
-            instead="copy.deepcopy of these modules in the student",
-        )
+        wanted = "a teacher that shares no running averages with the student, because training changes them"
+        got = f"one that shares those of {_listed(changing)}"
+        instead = "copy.deepcopy of these modules in the student"
+        raise invalid_value(call, "teacher", wanted=wanted, got=got, instead=instead)
 
 
 def _shared(tensors: Mapping[str, Tensor], others: Iterable[Tensor]) -> list[str]:

@@ -69,13 +69,9 @@ class RowOperation(ABC):
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
         """Return the directional derivative of the values along `tangents`. By default, this method raises an error."""
-        raise invalid_value(
-            "forward_ad.make_dual",
-            "tangent",
-            wanted="none for a loss without forward mode, such as one of sharded classes",
-            got="one",
-            instead="loss.backward() or torch.autograd.grad(loss, inputs)",
-        )
+        wanted = "none for a loss without forward mode, such as one of sharded classes"
+        instead = "loss.backward() or torch.autograd.grad(loss, inputs)"
+        raise invalid_value("forward_ad.make_dual", "tangent", wanted=wanted, got="one", instead=instead)
 
 
 class TotalOperation(RowOperation):
@@ -297,13 +293,10 @@ class RowTotal(torch.autograd.Function):
             return None, None, *operation.complete(_scaled(ready, grad))
         tensors = ctx.saved_tensors
         if tensors[0] is None or tensors[1] is None:
-            raise invalid_value(
-                "backward",
-                "teacher",
-                wanted="logits that can be saved, for a gradient of the gradient or a second backward pass",
-                got="a tensor of torch.inference_mode",
-                instead="torch.no_grad() in place of torch.inference_mode(), or teacher.clone()",
-            )
+            wanted = "logits that can be saved, for a gradient of the gradient or a second backward pass"
+            got = "a tensor of torch.inference_mode"
+            instead = "torch.no_grad() in place of torch.inference_mode(), or teacher.clone()"
+            raise invalid_value("backward", "teacher", wanted=wanted, got=got, instead=instead)
         weights = row_weights(operation.weights, tensors[0], grad * operation.scale)
         return None, None, *operation.gradients(tensors, (), weights, ctx.needs_input_grad[2:], is_plain)
 
@@ -410,13 +403,10 @@ def define_first_derivative() -> torch.library.Library:
 
 
 def _refuse_second_derivative(*_: Any) -> Any:
-    raise invalid_value(
-        "torch.compile",
-        "model",
-        wanted="only first derivatives of the loss",
-        got="a gradient of the gradient of a distillation loss",
-        instead="the loss outside of torch.compile, or reduction='none' with backend='eager'",
-    )
+    wanted = "only first derivatives of the loss"
+    got = "a gradient of the gradient of a distillation loss"
+    instead = "the loss outside of torch.compile, or reduction='none' with backend='eager'"
+    raise invalid_value("torch.compile", "model", wanted=wanted, got=got, instead=instead)
 
 
 def row_blocks(rows: Tensor) -> Iterator[slice]:

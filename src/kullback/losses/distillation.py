@@ -435,13 +435,9 @@ def _agreed_sides(
 def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is_chunked: bool) -> HeadRows:
     """Return `operation` for heads whose classes are sharded over the ranks of the group."""
     if not is_chunked:
-        raise invalid_type(
-            HEAD_CALL,
-            "group",
-            wanted="tensors with values, outside torch.compile, torch.func and forward-mode differentiation",
-            got="others",
-            instead="the call outside the compiled or transformed function",
-        )
+        wanted = "tensors with values, outside torch.compile, torch.func and forward-mode differentiation"
+        instead = "the call outside the compiled or transformed function"
+        raise invalid_type(HEAD_CALL, "group", wanted=wanted, got="others", instead=instead)
     student, teacher = sides_of(tensors)
     needed = requires_gradient(*teacher) > 0, requires_gradient(*student) > 0
     kind, temperature = operation.kind, float(operation.temperature)

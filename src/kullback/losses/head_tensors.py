@@ -111,13 +111,9 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
         check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
         if is_other_storage(x):  # not a DTensor, which this rank's part has already replaced
-            raise invalid_type(
-                HEAD_CALL,
-                name,
-                wanted="a plain tensor",
-                got=f"a tensor of class {type(x).__name__}, such as a quantized weight",
-                instead=f"{name}={name}.dequantize(), or distillation_loss with the model's logits",
-            )
+            got = f"a tensor of class {type(x).__name__}, such as a quantized weight"
+            instead = f"{name}={name}.dequantize(), or distillation_loss with the model's logits"
+            raise invalid_type(HEAD_CALL, name, wanted="a plain tensor", got=got, instead=instead)
         return
     remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
     if name == "teacher" and isinstance(x, list | tuple):
@@ -126,13 +122,9 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
             "zip(teacher, teacher_weight)) / len(teacher), with a head for each"
         )
     shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
-    raise invalid_type(
-        HEAD_CALL,
-        name,
-        wanted=f"a floating-point tensor, shape {shape}",
-        got=described(x),
-        instead=remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
-    )
+    wanted = f"a floating-point tensor, shape {shape}"
+    instead = remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}"
+    raise invalid_type(HEAD_CALL, name, wanted=wanted, got=described(x), instead=instead)
 
 
 def _check_head(names: HeadTensors, head: HeadTensors, is_autocast_on: bool) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
 from kullback.common.extra_arguments import by_name
-from kullback.common.inputs import check_dense, number_from, recordable
+from kullback.common.inputs import check_alike, check_numbers, number_from, recordable
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import NEAR, SERIES_TERMS, power_series
 from kullback.losses.positions import position_weights
@@ -312,13 +312,9 @@ def _within_both(
     if support is None:
         return log_p, log_q
     if not isinstance(support, Support):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call,
-            "support",
-            wanted="a Support, with the logarithms of the kept masses",
-            got=type(support).__name__,
-            instead="support=Support(p=sampling_log_probs(logits, tokens, kept=kept).log_mass)",
-        )
+        wanted = "a Support, with the logarithms of the kept masses"
+        instead = "support=Support(p=sampling_log_probs(logits, tokens, kept=kept).log_mass)"
+        raise invalid_type(call, "support", wanted=wanted, got=type(support).__name__, instead=instead)
     return (
         within(call, log_p, support.p, mask, "support.p"),
         within(call, log_q, support.q, mask, "support.q"),
@@ -462,34 +458,17 @@ def _check_weighting(
     low, high = (number_from(x) for x in pair) if len(pair) == 2 else (math.nan, math.nan)
     low = low if isinstance(clip, tuple) else -low
     if not low < high:
-        raise invalid_value(
-            call,
-            "clip_log_ratio",
-            wanted="a positive number, or the least and the largest log w",
-            got=safe_repr(clip),
-            instead="clip_log_ratio=20.0 or clip_log_ratio=(-math.inf, 2.0)",
-        )
+        wanted = "a positive number, or the least and the largest log w"
+        instead = "clip_log_ratio=20.0 or clip_log_ratio=(-math.inf, 2.0)"
+        raise invalid_value(call, "clip_log_ratio", wanted=wanted, got=safe_repr(clip), instead=instead)
     return low, high
 
 
 def check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log_q") -> None:
     """Raise unless both are floating-point tensors of the same shape on the same device."""
     for name, x in (("log_p", log_p), (second, other)):
-        if isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            check_dense(call, name, x)
-        if not isinstance(x, Tensor) or not x.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise invalid_type(
-                call,
-                name,
-                wanted="a floating-point tensor, one log-probability for each action",
-                got=f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
-                instead=f"{name}=logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)",
-            )
-    for name, of_p, of_other in (
-        ("shape", tuple(log_p.shape), tuple(other.shape)),
-        ("device", log_p.device, other.device),
-    ):
-        if of_p != of_other:
-            wanted, got = f"a value for each action of log_p, {name} {of_p}", f"{name} {of_other}"
-            instead = f"{second} of the same actions as log_p, of the same {name}"
-            raise invalid_value(call, second, wanted=wanted, got=got, instead=instead)
+        wanted = "a floating-point tensor, one log-probability for each action"
+        instead = f"{name}=logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)"
+        check_numbers(call, name, x, wanted=wanted, instead=instead)
+    wanted, instead = "a value for each action of log_p", f"{second} of the same actions as log_p"
+    check_alike(call, second, other, log_p, wanted=wanted, instead=instead)

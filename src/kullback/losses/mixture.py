@@ -151,13 +151,10 @@ class Mixture(PartialTeacher):
             return
         wrong = self._disjoint if weights is None else self._disjoint & (weights != 0)
         if bool(wrong.any()):
-            raise invalid_value(
-                call,
-                "teacher",
-                wanted="at each position that counts, a class that all teachers of the Mixture list",
-                got=f"lists without a common class at {first_of(wrong)} positions",
-                instead="Scored teachers of the same ids, or mask= without these positions",
-            )
+            wanted = "at each position that counts, a class that all teachers of the Mixture list"
+            got = f"lists without a common class at {first_of(wrong)} positions"
+            instead = "Scored teachers of the same ids, or mask= without these positions"
+            raise invalid_value(call, "teacher", wanted=wanted, got=got, instead=instead)
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
         tensors = [*self._logits, *(teacher.log_probs for teacher in self._partial)]
@@ -207,13 +204,9 @@ class Mixture(PartialTeacher):
             indices, log_probs = self._mixed(temperature)
         else:
             if classes != self._classes:  # `loss`, which supports `vocabulary`, does not call this method
-                raise invalid_value(
-                    _CALL,
-                    "teachers",
-                    wanted=f"logits of the student's {classes} classes",
-                    got=f"{self._classes} classes",
-                    instead="teachers of the student's vocabulary",
-                )
+                wanted, got = f"logits of the student's {classes} classes", f"{self._classes} classes"
+                instead = "teachers of the student's vocabulary"
+                raise invalid_value(_CALL, "teachers", wanted=wanted, got=got, instead=instead)
             indices, log_probs = (self.flat(x) for x in (self.kept_indices, _mixed_logits(self, temperature)))
         log_probs = log_probs * temperature  # `ScoredRows` divides by the temperature
         dtypes = {teacher.log_probs.dtype for teacher in partial}
@@ -298,13 +291,10 @@ def _checked(teachers: object, weights: object) -> tuple[list[Tensor | TopK], li
         if isinstance(teacher, TopK):
             continue
         if not isinstance(teacher, Tensor) or is_other_storage(teacher):
-            raise invalid_type(
-                _CALL,
-                "teachers",
-                wanted="plain tensors of logits, TopK or Scored",
-                got=f"a {type(teacher).__name__} at index {place}",
-                instead="teacher.top of a SampledTail, or Scored(indices, log_probs)",
-            )
+            wanted = "plain tensors of logits, TopK or Scored"
+            got = f"a {type(teacher).__name__} at index {place}"
+            instead = "teacher.top of a SampledTail, or Scored(indices, log_probs)"
+            raise invalid_type(_CALL, "teachers", wanted=wanted, got=got, instead=instead)
         check_logits(_CALL, "teachers", teacher)
     _check_together(sides)
     return sides, _checked_weights(weights, len(sides))
@@ -362,11 +352,8 @@ def _checked_weights(weights: object, count: int) -> list[float]:
         raise invalid_type(_CALL, "weights", wanted=wanted, got=safe_repr(weights), instead=instead)
     numbers = [number_from(x) for x in cast("Sequence[Any]", values)]
     if len(numbers) != count or not all(0 <= x <= 1 for x in numbers) or abs(sum(numbers) - 1) > 1e-6:
-        raise invalid_value(
-            _CALL,
-            "weights",
-            wanted=f"{count} numbers of at least 0 that sum to 1, one for each teacher",
-            got=f"{safe_repr(weights)}, with the sum {sum(numbers):g}",
-            instead="weights=[w / sum(weights) for w in weights]",
-        )
+        wanted = f"{count} numbers of at least 0 that sum to 1, one for each teacher"
+        got = f"{safe_repr(weights)}, with the sum {sum(numbers):g}"
+        instead = "weights=[w / sum(weights) for w in weights]"
+        raise invalid_value(_CALL, "weights", wanted=wanted, got=got, instead=instead)
     return numbers

@@ -429,13 +429,10 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
             standard = Normal(torch.zeros_like(p.loc), torch.ones_like(p.loc), validate_args=False)
             return _without_half(p), _without_half(Independent(standard, 1, validate_args=False))
         if type(p) is not Normal or overrides_density(p):
-            raise invalid_value(
-                call,
-                "prior",
-                wanted=f"a prior for a posterior of type {type(p).__name__}",
-                got="None, which means a standard normal prior",
-                instead=f"{call}(posterior, prior)" if call[0].islower() else "regularizer(posterior, prior)",
-            )
+            wanted = f"a prior for a posterior of type {type(p).__name__}"
+            got = "None, which means a standard normal prior"
+            instead = f"{call}(posterior, prior)" if call[0].islower() else "regularizer(posterior, prior)"
+            raise invalid_value(call, "prior", wanted=wanted, got=got, instead=instead)
         q = Normal(torch.zeros_like(p.loc), torch.ones_like(p.scale), validate_args=False)
         return _without_half(p), _without_half(q)
     q = with_torch_sizes(prior)

@@ -12,7 +12,7 @@ from torch import Tensor
 from kullback.common.constraints import Arguments, OfType, Whole
 from kullback.common.dtypes import float64_copy, upcast
 from kullback.common.extra_arguments import by_name
-from kullback.common.inputs import can_inspect, check_dense, first_of, first_value, is_integer
+from kullback.common.inputs import can_inspect, check_numbers, first_of, first_value
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.kernels.row_operation import transformable
@@ -149,13 +149,9 @@ class SampledTail(PartialTeacher):
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
         if temperature != 1:
-            raise invalid_value(
-                call,
-                "temperature",
-                wanted="1: the classes were drawn at temperature 1, and the tail's mass at another is unknown",
-                got=repr(temperature),
-                instead="a teacher made by SampledTail.draw(logits / temperature), with student / temperature",
-            )
+            wanted = "1: the classes were drawn at temperature 1, and the tail's mass at another is unknown"
+            instead = "a teacher made by SampledTail.draw(logits / temperature), with student / temperature"
+            raise invalid_value(call, "temperature", wanted=wanted, got=repr(temperature), instead=instead)
         check_additive(call, kind, instead="kind=KL(), or Alpha of the same order")
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
@@ -294,11 +290,8 @@ class SampledRows(TeacherRows):
         The number s of a draw does not depend on this draw. s depends on the top classes, on the tail's mass, and on
         the variation of q/p over the other draws. s also depends on the part of the tail's mass under Q that the other
         draws do not explain.
-
-        Arguments:
-            top: the squared distance over the top classes.
-            excess: the tail's mass under Q minus its mass under P.
-            change: q/p - 1 of the draws.
+        `top` is the squared distance over the top classes, `excess` the tail's mass under Q minus its mass under P, and
+        `change` is q/p - 1 of the draws.
         """
         change = change.clamp(max=_LARGEST_CHANGE)
         expected = (excess / self.tail_mass.clamp(min=_LEAST)).clamp(max=_LARGEST_CHANGE)
@@ -332,27 +325,20 @@ def _check_form(teacher: SampledTail) -> None:
         got, instead = type(teacher.top).__name__, "top=TopK(indices, log_probs)"
         raise invalid_type("SampledTail", "top", wanted="a TopK", got=got, instead=instead)
     positions = teacher.top.indices.shape[:-1]
-    for name, wanted, is_float, dims in (
-        ("tail_indices", "an integer tensor of shape (..., m)", False, 1),
-        ("tail_log_probs", "a floating-point tensor of shape (..., m)", True, 1),
-        ("tail_log_mass", "a floating-point tensor of shape (...)", True, 0),
+    instead = "SampledTail.draw(logits), or SampledTail.from_reference(reference.read(start, stop))"
+    for name, kind, whole, dims in (
+        ("tail_indices", "an integer tensor of shape (..., m)", True, 1),
+        ("tail_log_probs", "a floating-point tensor of shape (..., m)", False, 1),
+        ("tail_log_mass", "a floating-point tensor of shape (...)", False, 0),
     ):
         x: Any = getattr(teacher, name)
-        if isinstance(x, Tensor):
-            check_dense("SampledTail", name, x)
-        if not isinstance(x, Tensor) or not (x.is_floating_point() if is_float else is_integer(x)):
-            got = f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            instead = "SampledTail.draw(logits), or SampledTail.from_reference(reference.read(start, stop))"
-            raise invalid_type("SampledTail", name, wanted=wanted, got=got, instead=instead)
-        draws = teacher.tail_indices.shape[-1:] if dims else torch.Size()
-        if x.shape != positions + draws or x.device != teacher.top.indices.device:
-            raise invalid_value(
-                "SampledTail",
-                name,
-                wanted=f"shape {tuple(positions + draws)} on {teacher.top.indices.device}",
-                got=f"shape {tuple(x.shape)} on {x.device}",
-                instead="all tensors of the same positions, on one device",
-            )
+        check_numbers("SampledTail", name, x, wanted=kind, instead=instead, whole=whole)
+        shape = positions + (teacher.tail_indices.shape[-1:] if dims else torch.Size())
+        if x.shape != shape or x.device != teacher.top.indices.device:
+            wanted = f"shape {tuple(shape)} on {teacher.top.indices.device}"
+            got = f"shape {tuple(x.shape)} on {x.device}"
+            same = "all tensors of the same positions, on one device"
+            raise invalid_value("SampledTail", name, wanted=wanted, got=got, instead=same)
 
 
 _GENERATOR = OfType(

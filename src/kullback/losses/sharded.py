@@ -32,13 +32,9 @@ def local_tensors(
     is_cut = {name: not all(part.is_replicate() for part in sharded[name][0].placements) for name in by_class}
     name = next((name for name in by_class if is_cut[name]), by_class[0])
     if group is not None:
-        raise invalid_type(
-            call,
-            "group",
-            wanted="None with DTensors, which know how they are sharded",
-            got=type(group).__name__,
-            instead=f"group=None, or the shards of this rank: {name}={name}.to_local()",
-        )
+        wanted = "None with DTensors, which know how they are sharded"
+        instead = f"group=None, or the shards of this rank: {name}={name}.to_local()"
+        raise invalid_type(call, "group", wanted=wanted, got=type(group).__name__, instead=instead)
     sharded_tensor, sharded_dim = sharded[name]
     group, mesh, mesh_dim = mesh_group(call, name, sharded_tensor, sharded_dim or 0)
     parts: list[Any] = []

@@ -230,13 +230,9 @@ class PartialTeacher(ShortRepr, ABC):
         """Raise if an index of a class is not below `classes`, the student's number of classes."""
         largest = -1 if torch.compiler.is_compiling() else self.largest_index
         if largest >= classes:
-            raise invalid_value(
-                call,
-                "teacher",
-                wanted=f"indices below the student's number of classes, {classes}",
-                got=f"an index {largest}",
-                instead="a student with the teacher's vocabulary",
-            )
+            wanted = f"indices below the student's number of classes, {classes}"
+            instead = "a student with the teacher's vocabulary"
+            raise invalid_value(call, "teacher", wanted=wanted, got=f"an index {largest}", instead=instead)
 
     def checked_rows(self, positions: Positions, classes: int) -> TeacherRows:
         """Return `rows`; raise if an index is too large, or a position that counts is unknown."""
@@ -339,13 +335,8 @@ def check_logits(call: str, name: str, x: object, *, other: object = None) -> No
         instead = _remedy_for_parts(call, name, list(cast("list[Tensor]", x)), other.shape[:-1]) or instead
     elif (made := tensor_remedy(name, x, floating=True)) is not None:
         instead = f"{name}={made}"
-    raise invalid_type(
-        call,
-        name,
-        wanted="a floating-point tensor of logits, shape (..., classes)",
-        got=described(x),
-        instead=instead,
-    )
+    wanted = "a floating-point tensor of logits, shape (..., classes)"
+    raise invalid_type(call, name, wanted=wanted, got=described(x), instead=instead)
 
 
 def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
@@ -375,13 +366,9 @@ def compared_classes(
     elif sizes[0] == sizes[1] or settings.vocabulary == "mask":
         return sizes
     elif settings.vocabulary == "error":
-        raise invalid_value(
-            call,
-            names[0],
-            wanted=f"as many classes as {'the teacher' if names[1] == 'teacher' else names[1]}, {sizes[1]}",
-            got=f"{sizes[0]}",
-            instead="vocabulary='truncate' if the first classes of both mean the same",
-        )
+        wanted = f"as many classes as {'the teacher' if names[1] == 'teacher' else names[1]}, {sizes[1]}"
+        instead = "vocabulary='truncate' if the first classes of both mean the same"
+        raise invalid_value(call, names[0], wanted=wanted, got=f"{sizes[0]}", instead=instead)
     return least, least
 
 
@@ -401,13 +388,10 @@ def check_positions(
     devices; `last` and `rows` are words for the student's last dimension and its rows.
     """
     if student.shape[:-1] != teacher.shape[:-1]:
-        raise invalid_value(
-            call,
-            "student",
-            wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
-            got=f"shape {tuple(student.shape[:-1])} without the {last}",
-            instead=f"the {rows} of the same positions of both, neither shifted nor cut",
-        )
+        wanted = f"the teacher's positions, shape {tuple(teacher.shape[:-1])}"
+        got = f"shape {tuple(student.shape[:-1])} without the {last}"
+        instead = f"the {rows} of the same positions of both, neither shifted nor cut"
+        raise invalid_value(call, "student", wanted=wanted, got=got, instead=instead)
     if student.device != teacher.device:
         wanted, got = f"a tensor on {student.device}, where the student is", f"one on {teacher.device}"
         raise invalid_value(call, "teacher", wanted=wanted, got=got, instead=move)

@@ -15,13 +15,11 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
-    check_dense,
-    described,
+    check_numbers,
     first_of,
     first_value,
-    is_integer,
 )
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
@@ -111,13 +109,9 @@ class TopK(PartialTeacher):
             return
         wrong = self._unknown if weights is None else self._unknown & (weights != 0)
         if bool(wrong.any()):
-            raise invalid_value(
-                call,
-                "teacher",
-                wanted="log-probabilities that are numbers at the positions that count",
-                got=f"NaN at {first_of(wrong)} positions",
-                instead="mask= without these positions",
-            )
+            wanted = "log-probabilities that are numbers at the positions that count"
+            got, instead = f"NaN at {first_of(wrong)} positions", "mask= without these positions"
+            raise invalid_value(call, "teacher", wanted=wanted, got=got, instead=instead)
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
         if temperature != 1 and self.tail != "renormalize":
@@ -130,13 +124,9 @@ class TopK(PartialTeacher):
                 "with student / temperature",
             )
         if self.tail == "zero" and not kind.additive:
-            raise invalid_value(
-                call,
-                "kind",
-                wanted="with tail='zero' a divergence that is a sum over classes",
-                got=safe_repr(kind),
-                instead="tail='bucket', or another kind",
-            )
+            wanted = "with tail='zero' a divergence that is a sum over classes"
+            instead = "tail='bucket', or another kind"
+            raise invalid_value(call, "kind", wanted=wanted, got=safe_repr(kind), instead=instead)
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         own = self.log_probs.dtype
@@ -323,8 +313,8 @@ class TopKRows(TeacherRows):
             magnitudes = probs * (1 + torch.where(probs > 0, log_probs, 0).abs())
             error = self.rounding * magnitudes.sum(-1, keepdim=True).detach()
             # If a row keeps all classes, 1 minus the kept mass is a rounding error.
-            is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            left = self.log_rest(kept, error, (1 - kept > error) & ~is_whole, logits)
+            whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
+            left = self.log_rest(kept, error, (1 - kept > error) & ~whole, logits)
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
@@ -363,14 +353,9 @@ def _check_form(teacher: TopK) -> None:
         ("indices", indices, "an integer tensor of class indices"),
         ("log_probs", log_probs, "a floating-point tensor of log-probabilities"),
     ):
-        is_tensor = isinstance(x, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if is_tensor:
-            check_dense(call, name, x)
-        has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
-        if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
-            wanted = f"{kind}, shape (..., k) with k at least 1"
-            instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
-            raise invalid_type(call, name, wanted=wanted, got=described(x), instead=instead)
+        wanted, whole = f"{kind}, shape (..., k) with k at least 1", name == "indices"
+        instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
+        check_numbers(call, name, x, wanted=wanted, instead=instead, whole=whole, nonempty=True)
     if indices.shape != log_probs.shape:
         wanted, got = f"one for each index, shape {tuple(indices.shape)}", f"shape {tuple(log_probs.shape)}"
         instead = f"{call}(indices, log_probs) of the same positions and the same k"

@@ -13,13 +13,14 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import (
     can_inspect,
     can_inspect_all,
-    check_dense,
+    check_alike,
+    check_numbers,
     described,
     is_integer,
     recordable,
 )
 from kullback.common.short_repr import ShortRepr
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_value
 from kullback.kernels.label_terms import subtractable
 
 Engine: TypeAlias = Literal["vllm", "sglang", "transformers"]
@@ -87,14 +88,10 @@ class Support(ShortRepr):
             )
         for name in ("p", "q"):
             mass = getattr(self, name)
-            if mass is not None and not (isinstance(mass, Tensor) and mass.is_floating_point()):
-                raise invalid_type(
-                    "Support",
-                    name,
-                    wanted="a floating-point tensor, the logarithm of the kept mass of each position",
-                    got=f"dtype {mass.dtype}" if isinstance(mass, Tensor) else type(mass).__name__,
-                    instead=f"{name}=sampling_log_probs(logits, tokens, kept=kept).log_mass",
-                )
+            if mass is not None:
+                wanted = "a floating-point tensor, the logarithm of the kept mass of each position"
+                instead = f"{name}=sampling_log_probs(logits, tokens, kept=kept).log_mass"
+                check_numbers("Support", name, mass, wanted=wanted, instead=instead)
 
 
 class SamplingLogProbs(NamedTuple):
@@ -196,13 +193,9 @@ def sampling_log_probs(
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     chosen = [name for name, value in filters.items() if value is not None]
     if kept is not None and chosen:
-        raise invalid_value(
-            call,
-            chosen[0],
-            wanted="no filter next to kept=, which has the tokens after all filters",
-            got=repr(filters[chosen[0]]),
-            instead=f"leave {chosen[0]}= out",
-        )
+        wanted = "no filter next to kept=, which has the tokens after all filters"
+        got = repr(filters[chosen[0]])
+        raise invalid_value(call, chosen[0], wanted=wanted, got=got, instead=f"leave {chosen[0]}= out")
     logits = recordable(logits)
     accurate = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # A logarithm of a sum of logits far from 0 would lose digits, so the largest logit of the row is subtracted first.
@@ -229,14 +222,8 @@ def within(call: str, log_probs: Tensor, log_mass: Tensor | None, mask: Tensor |
     """Return the log-probabilities within the kept tokens; unchanged without `log_mass`, whose name is `name`."""
     if log_mass is None:
         return log_probs
-    for what, of_tokens, of_mass in (
-        ("shape", tuple(log_probs.shape), tuple(log_mass.shape)),
-        ("device", log_probs.device, log_mass.device),
-    ):
-        if of_tokens != of_mass:
-            wanted, got = f"a mass for each log-probability, {what} {of_tokens}", f"{what} {of_mass}"
-            instead = f"the logarithm of the kept mass of the same positions, of the same {what}"
-            raise invalid_value(call, name, wanted=wanted, got=got, instead=instead)
+    instead = "the logarithm of the kept mass of the same positions"
+    check_alike(call, name, log_mass, log_probs, wanted="a mass for each log-probability", instead=instead)
     dtype = torch.promote_types(torch.promote_types(log_probs.dtype, log_mass.dtype), torch.float32)
     log_probs, log_mass = recordable(log_probs).to(dtype), recordable(log_mass).to(dtype)
     if log_mass.is_cpu and can_inspect_all((log_probs, log_mass, mask)):
@@ -324,40 +311,20 @@ def _mask_of(call: str, kept: Tensor, logits: Tensor) -> Tensor:
 
 
 def _check_shapes(call: str, logits: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
-    if isinstance(logits, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        check_dense(call, "logits", logits)
-    if (
-        not isinstance(logits, Tensor)
-        or not logits.is_floating_point()
-        or 0 in (logits.ndim, *logits.shape[-1:])
-    ):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call,
-            "logits",
-            wanted="a floating-point tensor of shape (..., classes)",
-            got=described(logits),
-            instead="logits=model(tokens).logits[:, :-1].float()",
-        )
+    wanted = "a floating-point tensor of shape (..., classes)"
+    instead = "logits=model(tokens).logits[:, :-1].float()"
+    check_numbers(call, "logits", logits, wanted=wanted, instead=instead, nonempty=True)
     rows = tuple(logits.shape[:-1])
     whole = isinstance(tokens, Tensor) and is_integer(tokens)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not whole or tuple(tokens.shape) != rows:
-        raise invalid_value(
-            call,
-            "tokens",
-            wanted=f"an integer tensor of shape {rows}, one token for each row of logits",
-            got=described(tokens),
-            instead="sampling_log_probs(logits[:, :-1], tokens[:, 1:]), because row i gives the token i + 1",
-        )
+        wanted = f"an integer tensor of shape {rows}, one token for each row of logits"
+        instead = "sampling_log_probs(logits[:, :-1], tokens[:, 1:]), because row i gives the token i + 1"
+        raise invalid_value(call, "tokens", wanted=wanted, got=described(tokens), instead=instead)
     if mask is not None and not (
         isinstance(mask, Tensor) and mask.dtype == torch.bool and tuple(mask.shape) == rows  # pyright: ignore[reportUnnecessaryIsInstance]
     ):
-        raise invalid_value(
-            call,
-            "mask",
-            wanted=f"a boolean tensor of shape {rows}, True for sampled tokens",
-            got=described(mask),
-            instead="mask=loss_mask.bool()",
-        )
+        wanted = f"a boolean tensor of shape {rows}, True for sampled tokens"
+        raise invalid_value(call, "mask", wanted=wanted, got=described(mask), instead="mask=loss_mask.bool()")
 
 
 def _check_tokens(call: str, places: Tensor, inside: Tensor, counts: Tensor, *, needs_kept: bool) -> None:
@@ -365,13 +332,9 @@ def _check_tokens(call: str, places: Tensor, inside: Tensor, counts: Tensor, *, 
     classes = inside.shape[-1]
     unknown = ((places < 0) | (places >= classes)).squeeze(-1)
     if bool(unknown.any()):
-        raise invalid_value(
-            call,
-            "tokens",
-            wanted=f"tokens from 0 to {classes - 1}",
-            got=str(int(places.squeeze(-1)[unknown][0])),
-            instead="mask=tokens >= 0, if negative tokens mark positions that do not count",
-        )
+        wanted, got = f"tokens from 0 to {classes - 1}", str(int(places.squeeze(-1)[unknown][0]))
+        instead = "mask=tokens >= 0, if negative tokens mark positions that do not count"
+        raise invalid_value(call, "tokens", wanted=wanted, got=got, instead=instead)
     if not needs_kept:
         return
     outside = counts & ~inside.gather(-1, places).squeeze(-1)

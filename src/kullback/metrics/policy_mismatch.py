@@ -122,13 +122,8 @@ class PolicyMismatch(ExactMetric):
         call = "PolicyMismatch.update"
         check_log_probs(call, log_p, log_q)
         if log_p.ndim != 2:
-            raise invalid_value(
-                call,
-                "log_p",
-                wanted="shape (sequences, tokens)",
-                got=f"shape {tuple(log_p.shape)}",
-                instead="log_p[None], log_q[None] for one sequence",
-            )
+            got, instead = f"shape {tuple(log_p.shape)}", "log_p[None], log_q[None] for one sequence"
+            raise invalid_value(call, "log_p", wanted="shape (sequences, tokens)", got=got, instead=instead)
         position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
         counted = torch.ones_like(log_p, dtype=torch.bool) if mask is None else mask
         place = counted.cumsum(-1) - 1
@@ -161,13 +156,9 @@ class PolicyMismatch(ExactMetric):
         """Return `kullback.mismatch.policy_mismatch` of the sequences of this process; in `compute`, of all."""
         floats, whole = (torch.cat(x) if isinstance(x, list) and x else x for x in (self.floats, self.whole))
         if not isinstance(floats, Tensor) or not isinstance(whole, Tensor) or not len(floats):
-            raise invalid_value(
-                "PolicyMismatch.compute",
-                "log_p",
-                wanted="an update with sampled tokens before compute",
-                got="none",
-                instead="metric.update(log_p, log_q, mask=mask)",
-            )
+            wanted = "an update with sampled tokens before compute"
+            instead = "metric.update(log_p, log_q, mask=mask)"
+            raise invalid_value("PolicyMismatch.compute", "log_p", wanted=wanted, got="none", instead=instead)
         columns: dict[str, Tensor] = {}
         for names, table, is_missing in (
             (_FLOATS, floats.cpu(), lambda x: x.isnan()),

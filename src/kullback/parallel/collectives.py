@@ -91,13 +91,9 @@ def agree(
         raise problem
     if any(table[0]):
         failed = [rank for rank, status in enumerate(table[0]) if status]
-        raise invalid_value(
-            ranks.call,
-            "group",
-            wanted="arguments that every rank of the group accepts",
-            got=f"an error on {_named(failed)}",
-            instead=f"the arguments that the error on {_named(failed)} asks for; this is rank {ranks.rank}",
-        )
+        wanted, got = "arguments that every rank of the group accepts", f"an error on {_named(failed)}"
+        instead = f"the arguments that the error on {_named(failed)} asks for; this is rank {ranks.rank}"
+        raise invalid_value(ranks.call, "group", wanted=wanted, got=got, instead=instead)
     for name, values in zip(same, table[1:], strict=False):
         others = [rank for rank, number in enumerate(values) if number != values[0]]
         if others:
@@ -117,13 +113,10 @@ def agree(
 def check_first_derivative(ranks: Ranks, grad: Tensor) -> None:
     """Raise if torch differentiates or batches the backward pass, which receives the gradient `grad`."""
     if torch.is_grad_enabled() or not can_inspect(grad):
-        raise invalid_value(
-            ranks.call,
-            "group",
-            wanted="first derivatives only, from one backward pass at a time",
-            got="a differentiated or batched backward pass",
-            instead="loss.backward() or torch.autograd.grad(loss, inputs), without create_graph=True",
-        )
+        wanted = "first derivatives only, from one backward pass at a time"
+        got = "a differentiated or batched backward pass"
+        instead = "loss.backward() or torch.autograd.grad(loss, inputs), without create_graph=True"
+        raise invalid_value(ranks.call, "group", wanted=wanted, got=got, instead=instead)
 
 
 def _number(value: object) -> Any:

@@ -225,13 +225,9 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule
             return _RenyiRule(kind, classes)
         return _LargestRatioRule(kind, classes, rank)
     if not kind.additive:
-        raise invalid_value(
-            call,
-            "kind",
-            wanted="for sharded classes, a divergence that is a sum over classes, or Renyi",
-            got=safe_repr(kind),
-            instead="group=None with the logits of all classes, or another kind",
-        )
+        wanted = "for sharded classes, a divergence that is a sum over classes, or Renyi"
+        instead = "group=None with the logits of all classes, or another kind"
+        raise invalid_value(call, "kind", wanted=wanted, got=safe_repr(kind), instead=instead)
     return CombineRule(kind, classes)
 
 

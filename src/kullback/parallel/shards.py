@@ -63,13 +63,8 @@ def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int 
     if dim is not None:
         placements[mesh_dim] = Shard(dim % x.ndim)
     if x.device_mesh != mesh:
-        raise invalid_value(
-            call,
-            name,
-            wanted=f"a DTensor on the same mesh as the other side, {mesh}",
-            got=f"one on {x.device_mesh}",
-            instead=f"{name}={name}.full_tensor()",
-        )
+        wanted, got = f"a DTensor on the same mesh as the other side, {mesh}", f"one on {x.device_mesh}"
+        raise invalid_value(call, name, wanted=wanted, got=got, instead=f"{name}={name}.full_tensor()")
     return cast("Tensor", x.redistribute(placements=placements).to_local())
 
 
@@ -99,13 +94,9 @@ class Sides(NamedTuple):
         totals = [cut[-1][1] for cut in cuts]
         if classes is not None:
             if classes > min(totals):
-                raise invalid_value(
-                    ranks.call,
-                    "classes",
-                    wanted=f"at most the number of classes that all shards have together, {min(totals)}",
-                    got=safe_repr(classes),
-                    instead=f"classes={min(totals)}, or None without padding",
-                )
+                wanted = f"at most the number of classes that all shards have together, {min(totals)}"
+                got, instead = safe_repr(classes), f"classes={min(totals)}, or None without padding"
+                raise invalid_value(ranks.call, "classes", wanted=wanted, got=got, instead=instead)
             totals = [classes, classes]
         if totals[0] != totals[1] and vocabulary == "error":
             _refuse_totals(ranks, list(student), list(teacher or student), names)

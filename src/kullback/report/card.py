@@ -66,10 +66,6 @@ def made_folder(folder: Path) -> Generator[None]:
     """Make the folder of a card for the context. If there is an error, a new folder is removed again.
 
     At the end, badges of an earlier card that the new card does not have are removed.
-
-    Raises:
-        FileError: the folder cannot be made, or has files that are not an earlier card.
-        OptionalDependencyError: jinja2 or matplotlib is not installed.
     """
     for library in ("jinja2", "matplotlib"):
         load(library, "the page of a card")
@@ -79,12 +75,9 @@ def made_folder(folder: Path) -> Generator[None]:
             folder.mkdir()
         names = {path.name for path in folder.iterdir()}
     if not (names <= {CARD_REFERENCE} or _is_own_card(folder)):
-        raise FileError.at(
-            f"cannot write {printable(folder)}",
-            wanted="a new folder, an empty one, or the folder of an earlier card",
-            got=f"{counted(len(names), 'other file')}, such as {printable(min(names))}",
-            instead="name a new folder",
-        )
+        wanted, instead = "a new folder, an empty one, or the folder of an earlier card", "name a new folder"
+        got = f"{counted(len(names), 'other file')}, such as {printable(min(names))}"
+        raise FileError.at(f"cannot write {printable(folder)}", wanted=wanted, got=got, instead=instead)
     try:
         yield
     except BaseException:
@@ -117,14 +110,7 @@ def _read(folder: Path) -> Any:
 def contents(
     result: ModelComparison, verdicts: Sequence[Verdict], folder: Path, gates: Sequence[str] = ()
 ) -> dict[Path, str]:
-    """Return the texts of a card's files, by path.
-
-    Arguments:
-        result: a comparison that wrote a reference file.
-        verdicts: the verdicts of the gates.
-        folder: the folder.
-        gates: the options of the gates, as words of a command.
-    """
+    """Return the texts of a card's files, by path. `gates` are the options of the gates, as words of a command."""
     recorded = _recorded(result)
     result, verdicts = _without_folders(result, verdicts)
     names = [each.model.name for each in result.candidates]
@@ -157,13 +143,9 @@ def _dumped(fields: object) -> str:
 
 def _recorded(result: ModelComparison) -> Recorded:
     if result.recorded is None:
-        raise invalid_value(
-            "ModelComparison.to_card",
-            "self",
-            wanted="a comparison that recorded its base",
-            got="one without a reference file",
-            instead="compare_models(..., record='base.klref').to_card('card')",
-        )
+        wanted, got = "a comparison that recorded its base", "one without a reference file"
+        instead = "compare_models(..., record='base.klref').to_card('card')"
+        raise invalid_value("ModelComparison.to_card", "self", wanted=wanted, got=got, instead=instead)
     return result.recorded
 
 

@@ -26,10 +26,6 @@ def draw(result: Any, ax: Axes | None = None, name: str | None = None) -> tuple[
     """Draw the main numbers of a result with their intervals, or one of the drawings of its page.
 
     `name` is the name of a drawing of the page, such as ``"quantiles"``, or of a column; None is the main plot.
-
-    Raises:
-        OptionalDependencyError: matplotlib is not installed.
-        ArgumentValueError: the result has no drawing of this name.
     """
     pyplot = load("matplotlib.pyplot", f"{type(result).__name__}.plot")
     page = document(result)
@@ -55,13 +51,10 @@ def _chosen(result: str, page: Document, name: str | None) -> Plot | Bars:
     if chosen is None:
         listed = ", ".join(quoted(each) for each in list(named)[:MOST_LISTED]) or "no drawing"
         close = nearest(name, named) if name else None
-        raise invalid_value(
-            f"{result}.plot",
-            "name",
-            wanted=f"one of {listed}" + ", ..." * (len(named) > MOST_LISTED) if named else "no name",
-            got="no plot" if name is None else quoted(name),
-            instead="no name, for the main numbers" if close is None else f"name={close!r}",
-        )
+        wanted = f"one of {listed}" + ", ..." * (len(named) > MOST_LISTED) if named else "no name"
+        got = "no plot" if name is None else quoted(name)
+        instead = "no name, for the main numbers" if close is None else f"name={close!r}"
+        raise invalid_value(f"{result}.plot", "name", wanted=wanted, got=got, instead=instead)
     return chosen
 
 

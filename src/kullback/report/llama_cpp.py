@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kullback.predictions import Comparison
 from kullback.predictions.prediction_results import LlamaCppFigures
 
@@ -37,7 +35,7 @@ def render(comparison: Comparison) -> str:
         lines = [CHUNKS, *(_chunk(i, chunk) for i, chunk in enumerate(figures.chunks, 1)), ""]
     total = figures.total
     if total.count < FEWEST_ROWS:
-        return _joined(lines)
+        return "".join(f"{line}\n" for line in lines)
     lines += [
         "====== Perplexity statistics ======",
         f"Mean PPL(Q)                   : {_pair(total.perplexity_q, 10, 6)}",
@@ -60,10 +58,6 @@ def render(comparison: Comparison) -> str:
         f"RMS Δp    : {_percents(total.delta_p_rms)}",
         f"Same top p: {_percents(total.same_top)}",
     ]
-    return _joined(lines)
-
-
-def _joined(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -56,14 +56,7 @@ def are_repeatable(result: ModelComparison, recorded: Recorded) -> list[bool]:
 
 
 def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates: Sequence[str]) -> Commands:
-    """Return the commands. They name files without folders.
-
-    Arguments:
-        result: the comparison.
-        recorded: its arguments.
-        folder: the folder of the card.
-        gates: the options of the gates, as words of a command.
-    """
+    """Return the commands, which name files without folders. `gates` are the options of the gates, as words."""
     card = os.path.basename(os.path.abspath(folder))  # noqa: PTH100, PTH119 - a link keeps its name
     repeatable = [place for place, is_so in enumerate(are_repeatable(result, recorded), 1) if is_so]
     names, heads = _public(recorded.sides), _public(recorded.heads)

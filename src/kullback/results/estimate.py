@@ -57,13 +57,9 @@ class Estimate(ShortRepr, ShownNumber):
 
     def __float__(self) -> float:
         if self.value.numel() != 1:
-            raise invalid_type(
-                "float",
-                "estimate",
-                wanted="an estimate of one value",
-                got=f"{self.value.numel()} values of shape {tuple(self.value.shape)}",
-                instead="estimate.value.tolist()",
-            )
+            wanted = "an estimate of one value"
+            got = f"{self.value.numel()} values of shape {tuple(self.value.shape)}"
+            raise invalid_type("float", "estimate", wanted=wanted, got=got, instead="estimate.value.tolist()")
         return float(self.value.detach())
 
     def __getstate__(self) -> dict[str, object]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kullback.common.formats import level_of
+from kullback.report.document import Plot
 from kullback.report.plots.svg import FIRST, plain
 from kullback.results.value import Value
 
@@ -32,10 +34,13 @@ class Point(NamedTuple):
         return cls(math.nan if value.value is None else value.value, *value.ends, name)
 
 
-def label_of(quantity: str, points: Sequence[Point], confidence: float | None) -> str:
-    """Return the label of an axis: the kind, the unit, and the confidence of the intervals, if there are any."""
+def plot_points(
+    name: str, title: str, points: Sequence[Point], quantity: str, confidence: float | None
+) -> Plot:
+    """Return the plot of numbers; its axis shows the `quantity` with its unit, and the confidence of the intervals."""
     has_ends = not all(math.isnan(point.low) for point in points)
-    return f"{quantity} ({level_of(confidence) if has_ends else 'no interval'})"
+    label = f"{quantity} ({level_of(confidence) if has_ends else 'no interval'})"
+    return Plot(name, title, "", partial(draw_points, points, label))
 
 
 def draw_points(points: Sequence[Point], label: str, axes: Axes) -> None:

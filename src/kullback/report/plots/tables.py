@@ -132,7 +132,10 @@ def _draw_bars(
     for side, (label, color) in enumerate((("P", FIRST), ("Q", SECOND))):
         middles = [place + (side - 0.5) * width for place in places]
         axes.bar(middles, heights[side], width, color=color, label=label)
-    labels, since = _labels([each.low for each in values], column_type)
+    lows, since = [each.low for each in values], ""
+    labels = [on_axis(low) for low in lows]
+    if column_type == "datetime":
+        labels, since = _days([low / MICROSECONDS_A_DAY for low in lows])
     for place, each in enumerate(values):
         if each.high - 1 > each.low:
             labels[place] += f"–{on_axis(each.high - 1)}"
@@ -176,12 +179,6 @@ def _draw_stairs(
         whole = all(isinstance(each.low, int) or each.low.is_integer() for each in bins)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
         axes.xaxis.set_major_formatter(lambda value, _: on_axis(value))
-
-
-def _labels(values: Sequence[float], column_type: str) -> tuple[list[str], str]:
-    if column_type != "datetime":
-        return [on_axis(value) for value in values], ""
-    return _days([value / MICROSECONDS_A_DAY for value in values])
 
 
 def _dates_with_room(days: Sequence[float], width: float) -> tuple[Sequence[float], list[str], str]:

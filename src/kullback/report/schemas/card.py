@@ -57,14 +57,8 @@ def fields(
     commands: Commands,
     of_candidates: Mapping[str, Fields],
 ) -> JsonObject:
-    """Return the fields of the schema of this module.
-
-    Arguments:
-        result: the comparison, whose names have no folders.
-        recorded: the arguments of the comparison.
-        reference: the reference of the card.
-        commands: the commands of the card.
-        of_candidates: for each candidate, ``repeatable``, ``badge`` and ``gates``.
+    """Return the fields of the schema of this module. The names in `result` have no folders. `of_candidates` has
+    ``repeatable``, ``badge`` and ``gates`` of each candidate.
     """
     stored, windows = reference.metadata, reference.windows
     text = None if recorded.text is None else without_folders(recorded.text)

@@ -50,13 +50,9 @@ def document(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> D
             module, function = _FUNCTIONS[kind.__name__].split(".")
             write = getattr(import_module(f"{__name__}.{module}"), function)
             return write(result, verdicts, **options)
-    raise invalid_type(
-        "document",
-        "result",
-        wanted="a result of kullback, or of a type that is registered",
-        got=type(result).__name__,
-        instead="@document.register(Type) above a function that returns its Document",
-    )
+    wanted = "a result of kullback, or of a type that is registered"
+    instead = "@document.register(Type) above a function that returns its Document"
+    raise invalid_type("document", "result", wanted=wanted, got=type(result).__name__, instead=instead)
 
 
 @document.register(Document)

@@ -24,7 +24,7 @@ from kullback.report.document import (
     Table,
 )
 from kullback.report.plots.mismatch import draw_parts, draw_positions
-from kullback.report.plots.points import Point, draw_points, label_of
+from kullback.report.plots.points import Point, plot_points
 from kullback.report.subjects.predictions import with_interval
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
@@ -117,8 +117,7 @@ def _known(result: Mismatch) -> dict[str, Value[float]]:
 def _plot(result: Mismatch) -> Plot:
     """Return the plot of the estimates of KL, in nats per token."""
     points = [Point.of(value, name) for name, value in _known(result).items() if name in DIVERGENCES]
-    label = label_of("KL(P‖Q) per token, nats", points, CONFIDENCE)
-    return Plot("estimates", "KL per token", "", partial(draw_points, points, label))
+    return plot_points("estimates", "KL per token", points, "KL(P‖Q) per token, nats", CONFIDENCE)
 
 
 def _title(name: str, result: Mismatch) -> str:

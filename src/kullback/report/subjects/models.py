@@ -46,7 +46,7 @@ from kullback.report.document import (
 )
 from kullback.report.plots.ladder import place_on_ladder
 from kullback.report.plots.models import draw_plots, name_of
-from kullback.report.plots.points import Point, draw_points, label_of
+from kullback.report.plots.points import Point, plot_points
 from kullback.report.schemas import models as schema
 from kullback.report.subjects.predictions import (
     KL,
@@ -155,8 +155,8 @@ def _plot(result: ModelComparison) -> Plot:
         Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each, result)}")
         for each in result.candidates
     ]
-    label = label_of("mean KL(P‖Q) of a token, nats", points, _measured(result).confidence)
-    return Plot("means", "Mean divergences", "", partial(draw_points, points, label))
+    quantity = "mean KL(P‖Q) of a token, nats"
+    return plot_points("means", "Mean divergences", points, quantity, _measured(result).confidence)
 
 
 def _brief(result: ModelComparison) -> Brief:

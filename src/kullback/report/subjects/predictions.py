@@ -41,7 +41,7 @@ from kullback.report.document import (
     Tone,
 )
 from kullback.report.plots.ladder import place_on_ladder
-from kullback.report.plots.points import Point, draw_points, label_of
+from kullback.report.plots.points import Point, plot_points
 from kullback.report.plots.predictions import draw_plots
 from kullback.report.schemas import predictions as schema
 from kullback.results.value import Value
@@ -140,8 +140,8 @@ def _plot(comparison: Comparison) -> Plot:
         for name, title in QUANTITIES.items()
         if MEASURED.units[name] == "nats"
     ]
-    label = label_of("mean divergence of a row, nats", points, MEASURED.confidence)
-    return Plot("means", "Mean divergences", "", partial(draw_points, points, label))
+    quantity = "mean divergence of a row, nats"
+    return plot_points("means", "Mean divergences", points, quantity, MEASURED.confidence)
 
 
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:

@@ -35,7 +35,7 @@ from kullback.report.document import (
     Table,
     Tone,
 )
-from kullback.report.plots.points import Point, draw_points, label_of
+from kullback.report.plots.points import Point, plot_points
 from kullback.report.plots.tables import draw_column, draw_history, percentage, totals
 from kullback.report.schemas import tables as schema
 from kullback.results.finding import LEVELS, Level
@@ -150,8 +150,7 @@ def measured(comparison: TableComparison) -> Measured:
 
 def _plot(comparison: TableComparison) -> Plot:
     points = [_psi_point(each) for each in (*comparison.columns, *comparison.joint)]
-    label = label_of("PSI, nats", points, comparison.confidence)
-    return Plot("psi", "PSI by column", "", partial(draw_points, points, label))
+    return plot_points("psi", "PSI by column", points, "PSI, nats", comparison.confidence)
 
 
 def _psi_point(compared: Compared) -> Point:
@@ -442,11 +441,6 @@ def worst_tone(tones: Iterable[Tone]) -> Tone:
     return min(tones, key=order.index)
 
 
-def largest_shift(comparison: TableComparison) -> float:
-    """Return the largest PSI, of values or words, among columns whose difference is statistically significant."""
-    return max(map(_shift, differing(comparison)), default=0.0)
-
-
 def value_text(quantity: Value[float | None]) -> str:
     """Return a divergence with three decimals, or n/a if it has no value.
 
@@ -545,7 +539,7 @@ def of_batches(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
     remarks = [Remark(levels.get(page.tone, "note"), f"{page.title}: {page.outcome}") for page in pages]
     number = counted(len(pages), "batch", "batches")
     different = [each for each in batches.comparisons if differing(each)]
-    farthest = max(different, key=largest_shift, default=None)
+    farthest = max(different, key=lambda each: _shift(differing(each)[0]), default=None)
     verb = "differs" if len(different) == 1 else "differ"
     partial_batches = sum(bool(each.not_compared) for each in batches.comparisons)
     partly = f"; {partial_batches} could not be compared in full" if partial_batches else ""
