@@ -68,6 +68,32 @@ def test_prices_are_categories_as_their_texts_are() -> None:
     assert "150 unevenly spaced values" in found.notes[0]
 
 
+def test_a_density_beside_atoms_is_not_counted_as_categories() -> None:
+    """P and Q are 0 in 98 and 95 % of the draws, and otherwise log-normal: the KL is that of the proportions."""
+    truth = 0.98 * math.log(0.98 / 0.95) + 0.02 * math.log(0.02 / 0.05)
+
+    def amounts(seed: int, zeros: float) -> Any:
+        rng = np.random.default_rng(seed)
+        return np.where(rng.random(1000) < zeros, 0.0, np.exp(rng.normal(size=1000)))
+
+    found = estimates([(amounts(2 * seed, 0.98), amounts(2 * seed + 1, 0.95)) for seed in range(20)])
+    ends = [tuple(map(float, one.interval or (0, math.inf))) for one in found]
+    assert {one.method for one in found} == {"histogram"}
+    assert sum(low <= truth <= high < math.inf for low, high in ends) >= 18
+
+
+def test_equal_draws_of_one_cluster_are_no_category() -> None:
+    """Each cluster has its own value of a standard normal variable, ten times."""
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(100), 10)
+    x, y = (Samples(rng.normal(size=100)[clusters], cluster=clusters) for _ in "pq")
+    found = kl_estimate(x, y)
+    assert found.method == "histogram"
+    assert found.interval is not None
+    assert found.interval[0] == 0
+    assert found.value < 0.2
+
+
 @pytest.mark.parametrize(
     ("scale", "offset", "dtype"),
     [
@@ -177,7 +203,7 @@ def test_preferred_values_are_categories_as_the_integers_are_and_intervals_hold(
             kl_estimate(*(Samples(z.astype(int)) for z in (x, y))),
         )
         assert (real.value, real.interval) == (whole.value, whole.interval), seed
-        assert "some of which are preferred" in " ".join(real.notes), seed
+        assert "some of them preferred" in " ".join(real.notes), seed
         assert real.interval is not None
         inside += bool(real.interval[0] <= truth <= real.interval[1])
     assert inside >= 17

@@ -58,6 +58,9 @@ _OCCUPIED = 0.5
 FEWEST_VALUES = 16
 # If the mean number of draws for each distinct value is at least this number, the values are treated as categories.
 DRAWS_FOR_VALUE = 5
+# Values with one draw are continuous, beside atoms, if they are more than this number of times as many as the values
+# with two or three draws. Zipf's law with exponent 1.5 has three times as many.
+_ONE_DRAW = 5
 # Some values count as preferred if the counts of neighboring values vary more than for a smooth density, by at least
 # `_PREFERRED` standard errors. Neighboring second differences of the counts are correlated, and the sum of the squared
 # correlations is 17 / 18. So the variance of the sum of their squares is larger by the factor `_CORRELATED`.
@@ -146,15 +149,20 @@ def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
     """Return numbers with few distinct values, such as prices, as categories with a note; None if bins are better.
 
     Bins are better for the values of a lattice, unless some values are preferred. A bin of several values would hide
-    the preference.
+    the preference. Bins are also better for a density beside atoms, such as amounts of which most are 0: as categories,
+    its draws would all be new. Equal draws of one cluster count as a single draw.
     """
     values, codes = np.unique(np.concatenate([p.x[:, 0], q.x[:, 0]]), return_inverse=True)
-    if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE:
+    units = np.concatenate([p.units, q.units + p.groups])
+    counts = np.bincount(np.unique(np.stack([codes, units]), axis=1)[0])
+    if not FEWEST_VALUES < len(values) <= counts.sum() / DRAWS_FOR_VALUE:
+        return None
+    if (counts == 1).sum() > _ONE_DRAW * (1 + ((counts == 2) | (counts == 3)).sum()):
         return None
     step = common_step(p, q)
     if step is not None and not prefers_values(p, q, step):
         return None
-    which = "unevenly spaced values" if step is None else "values, some of which are preferred"
+    which = "unevenly spaced values" if step is None else "values, some of them preferred"
     note = (
         f"{len(codes):,} draws have only {len(values):,} {which}. Each value counts as a category, so "
         "distances between values do not matter."
