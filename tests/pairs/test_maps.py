@@ -450,3 +450,27 @@ def test_a_batch_may_mix_elements_with_finite_and_with_infinite_ends(
         (slope,) = torch.autograd.grad(kl_divergence(alone, q), end)
         assert gradient[i].item() == pytest.approx(slope.item(), rel=1e-7), (a, b)
         assert back[i].item() == pytest.approx(divergence(q, alone, JensenShannon()).item(), rel=1e-9), (a, b)
+
+
+def test_the_corner_of_a_distribution_function_is_inside_of_the_stated_error() -> None:
+    forward = cdf(Laplace(double(0.0), double(1.0)))  # its density has a corner at 0
+    beta = Beta(double(0.01), double(1.0))
+    for loc, scale in ((3.0, 1.0), (0.3005, 0.3447), (-0.5405, 0.3848), (1.5947, 0.471)):
+
+        def term(x: mpf, loc: float = loc, scale: float = scale) -> mpf:
+            log_p = -(((x - loc) / scale) ** 2) / 2 - mp.log(scale) - mp.log(2 * mp.pi) / 2
+            log_y = x - mp.log(2) if x < 0 else mp.log1p(-mp.exp(-x) / 2)
+            log_q = mp.log(0.01) + (mpf(0.01) - 1) * log_y - abs(x) - mp.log(2)
+            return mp.exp(log_p) * (log_p - log_q)
+
+        steps = (-40, -16, -8, -4, -2, 0, 2, 4, 8, 16, 40)
+        with mp.workdps(30):
+            truth = mp.quad(term, sorted([mpf(0), *(loc + k * mpf(scale) for k in steps)]))
+        normal = Normal(double(loc), double(scale))
+        onto_a_line = [forward.inv, AffineTransform(1.0, 2.0)]
+        for p, q in (
+            (TransformedDistribution(normal, [forward]), beta),
+            (TransformedDistribution(normal, [onto_a_line[1]]), TransformedDistribution(beta, onto_a_line)),
+        ):
+            result = kl_estimate(p, q)
+            assert abs(result.value.item() - truth) <= result.error.item() <= 1e-9 * truth

@@ -608,6 +608,23 @@ def test_a_mean_may_have_more_batches_than_the_covariance() -> None:
     assert kl_divergence(empty, q).shape == (0,)
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_diagonal_and_factors_that_one_batch_shares_are_those_of_each_element(gradient: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    mean = torch.randn(3, 2, generator=draw, dtype=torch.float64).requires_grad_(gradient)
+    factors, variances = (
+        torch.tensor([[0.5], [-1.0]], dtype=torch.float64),
+        torch.ones(2, dtype=torch.float64),
+    )
+    diagonal = Independent(Normal(mean, torch.tensor([0.5, 2.0], dtype=torch.float64)), 1)
+    shared = LowRankMultivariateNormal(torch.zeros(3, 2, dtype=torch.float64), factors, variances)
+    expanded = LowRankMultivariateNormal(torch.zeros(2, dtype=torch.float64), factors, variances).expand((3,))
+    full = MultivariateNormal(torch.zeros(2, dtype=torch.float64), factors @ factors.mT + torch.eye(2))
+    for low_rank in (shared, expanded):
+        torch.testing.assert_close(kl_divergence(diagonal, low_rank), kl_divergence(diagonal, full))
+        torch.testing.assert_close(kl_divergence(low_rank, diagonal), kl_divergence(full, diagonal))
+
+
 def test_half_precision_is_computed_in_double() -> None:
     roots = [torch.linalg.cholesky(spread_matrix(i, 20, 3)).half() for i in (1, 2)]
     p, q = (MultivariateNormal(torch.zeros(3).half(), scale_tril=root) for root in roots)

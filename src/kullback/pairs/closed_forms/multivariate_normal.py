@@ -392,7 +392,8 @@ def _of_diagonal(p: Any, q: Any) -> Tensor | None:
     of_p, of_q = as_factor_model(p), as_factor_model(q)
     if of_p is None or of_q is None or not is_ordinary_call():
         return None
-    if of_p.mean.shape != of_q.mean.shape:
+    # The factors and variances lack the batch dimensions that `expand` added; the kernel wants them.
+    if any(shape != of_p.mean.shape for x in (of_p, of_q) for shape in (x.mean.shape, x.factors.shape[:-1])):
         return None
     value = divergence_of(_OF_FACTORS, (*of_p, *of_q))
     return None if value is None else value.to(dtype_of(p, q))

@@ -83,6 +83,7 @@ class Increasing(NamedTuple):
         limits: f(-inf) and f(+inf); an infinite limit is None.
         growths: how f changes a tail at -inf and at +inf.
         keeps_coordinate: whether y is the `Coordinate` of x, such as y = log x for x = e^y.
+        corner: the y at which log f' has a corner, or None.
     """
 
     image: Function
@@ -97,6 +98,7 @@ class Increasing(NamedTuple):
     limits: tuple[float | None, float | None] = (0.0, None)
     growths: tuple[Growth, Growth] = (Growth(0), Growth(0))
     keeps_coordinate: bool = True
+    corner: float | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,17 @@ class MappedDensity(Density):
         return peaks if self._keeps_coordinate() else [self._own_coordinate(marks) for marks in peaks]
 
     def nonsmooth_points(self) -> list[Tensor]:
-        return [self._image(point) for point in self.part.nonsmooth_points()]
+        corner = self.function.corner
+        own = (
+            []
+            if corner is None
+            else [self._own_corner(torch.full((1,), corner, dtype=torch.float64, device="cpu"))]
+        )
+        return [*map(self._image, self.part.nonsmooth_points()), *own]
+
+    def _own_corner(self, y: Tensor) -> Tensor:
+        """Return the x at which the density has the corner that the function has at y."""
+        return self._image(y)
 
     def image_coordinate(self, t: Tensor) -> Tensor:
         """Return the coordinate of f(y) from the part's coordinate t of y."""
@@ -296,6 +308,9 @@ class InverseMappedDensity(MappedDensity):
 
     def _image(self, y: Tensor) -> Tensor:
         return self.function.inverse(y)
+
+    def _own_corner(self, y: Tensor) -> Tensor:
+        return y
 
     def _slope(self, end: Tensor) -> Tensor:
         return self.function.inverse_slope(end)
@@ -523,7 +538,7 @@ LAPLACE = _distribution_function(
     lambda log_mass: log_mass + math.log(2),
     lambda y: -y.abs() - math.log(2),
     Growth(0, 1.0, 1.0, False),
-)
+)._replace(corner=0.0)
 CAUCHY = _distribution_function(
     lambda y: torch.log(torch.atan2(torch.ones_like(y), -y) / math.pi),
     _cauchy_quantile,
