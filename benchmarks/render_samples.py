@@ -60,10 +60,10 @@ How often the 95 % interval covers on pairs that are meant to break it: tails of
 atoms, planes, spheres, lattices, clusters, waves (`python benchmarks/coverage.py`). An interval with an infinite upper
 limit covers if its lower limit is below the truth. **Bold** is coverage significantly below 93 %.
 
-Nearly all panels with gaps are open. Of 200 draws with 15 % of the rows missing, 6 had an interval, and of 200 with
-30 %, 2. Both of these excluded 0, which is the bold row. Gaps are harder to see if rows of one unit are less alike.
-With a correlation of 0.5 and 30 % missing, 99 of 200 panels of 80 units had an interval, and 86 of these covered. Pass
-`cluster=` for such data.
+Nearly all panels with gaps are open. Of 200 samples with 15 % of the rows missing, 6 had an interval. Of 200 samples
+with 30 % missing, 2 had an interval, and both excluded 0 (the bold row). Gaps are harder to see if rows of one unit are
+less alike. With a correlation of 0.5 and 30 % missing, 99 of 200 panels of 80 units had an interval, and 86 of these
+covered. Pass `cluster=` for such data.
 """
 
 OPEN_BEFORE = """\

@@ -168,7 +168,7 @@ RENAMED: dict[str, tuple[Callable[[], object], tuple[str, str, str, str, str]]] 
             "KLRegularizer",
             "posterior, prior",
             "a pair of distributions with a known divergence",
-            "(Independent, MixtureSameFamily), for which there is no exact rule",
+            "(Independent, MixtureSameFamily), which have no exact rule",
             NO_RULE,
         ),
     ),

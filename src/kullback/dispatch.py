@@ -38,7 +38,7 @@ _FINITE_METHODS = ("auto", "summation")
 # The name of the method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
-# What to write for keywords that other libraries have, or that belong to another function.
+# The remedies for keywords of other libraries or of another function.
 _REMEDIES = {
     "kind": "divergence(p, q, kind), or estimate(p, q, kind) for the error too",
     "temperature": "Logits(x / temperature) for both sides",

@@ -40,7 +40,7 @@ _WIDE = (torch.float32, torch.float64)
 
 
 _ARGUMENTS = Arguments("Logits", "LogProbs", "Probs", "Counts", validate=FLAG)
-# What to write for keywords that are not arguments of a representation.
+# The remedies for keywords that are not arguments of a representation.
 _REMEDIES = {
     "temperature": "Logits(x / temperature)",
     "T": "Logits(x / T)",
@@ -240,7 +240,7 @@ class Representation(ABC):
             wanted="labels on both sides or on neither",
             got=f"labels on one side only: {_some(labels)}",
             instead=f"{other_class}(x, labels=[...]) for the other side; or {labeled_class}(x.to_numpy()) of a Series "
-            f"and {labeled_class}(list(x.values())) of a mapping if its order is that of the other side",
+            f"and {labeled_class}(list(x.values())) of a mapping if it has the order of the other side",
         )
 
     def _check_rows(self, other: Representation) -> None:

@@ -64,7 +64,7 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, runs: int = 1, *
     error, such as one from `register_kl`, counts as exact.
 
     For two tables, KL(P || Q) of every column has to be below the limit. For language models, with ``texts``, the mean
-    KL(P || Q) of every candidate has to be.
+    KL(P || Q) of every candidate has to be below it.
 
     Arguments:
         p: P, as in `estimate`: a distribution, `Logits`, `Probs` or another wrapper, `Counts`, or `Samples`. A table, a

@@ -188,6 +188,24 @@ def test_the_commands_of_the_readme_run_in_another_folder(
     assert record(place / "card") == before  # the original command makes the card again
 
 
+@pytest.mark.sweep
+def test_models_of_one_name_have_names_and_commands_of_their_own(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, model in (("p", BASE), ("a", INT8), ("b", BF16)):
+        shutil.copytree(place / model, tmp_path / folder / "model")
+    text = ("--text", place / "wiki.txt", "--context", 48)
+    assert run("compare", "p/model", "a/model", "b/model", *text, "--card", "card").exit_code == 0
+    repeat, original = commands(Path("card"))
+    assert shlex.split(repeat) == ["kullback", "compare", "card", "b/model", "a/model"]
+    assert shlex.split(original)[2:5] == ["p/model", "b/model", "a/model"]
+    assert (record(Path("card"))["base"]["name"], "Mean KL" in run_line(repeat[9:]).output) == (
+        "p/model",
+        True,
+    )
+
+
 def test_other_weights_of_the_same_name_are_a_warning_in_the_short_output(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +217,7 @@ def test_other_weights_of_the_same_name_are_a_warning_in_the_short_output(
     fields = record(Path("card"))
     hashes = {each["name"]: each["weights_sha256"][:12] for each in [*fields["candidates"], fields["base"]]}
     warning = (
-        f"{INT8}: warning: its weight files are not those of the card (SHA-256 {hashes[INT8]} on the card, "
+        f"{INT8}: warning: its weight files differ from the card's (SHA-256 {hashes[INT8]} on the card, "
         f"{hashes[BASE]} here)."
     )
     words = " ".join(result.stdout.split())

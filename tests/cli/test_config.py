@@ -77,6 +77,10 @@ def test_a_file_may_have_a_table_for_each_command_that_takes_one() -> None:
     assert json.loads(run("mismatch", "run.jsonl", "--json", config=config).stdout)["ratio"] == 1.5
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file() -> None:
+    assert run(*PREDICTIONS, "--json", config='\N{BYTE ORDER MARK}as = "logits"').exit_code == 0
+
+
 def test_an_array_names_a_column_with_a_comma() -> None:
     result = run(*TABLES, "--json", config='as = "table"\ncolumns = ["b,c"]')
     assert [each["name"] for each in json.loads(result.stdout)["columns"]] == ["b,c"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from pathlib import Path
@@ -294,6 +295,17 @@ def test_lower_bounds_leave_open_what_they_do_not_bound() -> None:
     assert outcome("acceptance.value=0.6", "below") == "unclear"
     assert outcome("acceptance.value=0.75", "below") == "failed"
     assert outcome("top1.value=0.6", "below") == "passed"
+
+
+def test_lower_bounds_of_0_do_not_say_that_the_sides_are_equal() -> None:
+    zero = summary(0.0, (0.0, np.inf))
+    zero.minimum = zero.maximum = 0.0
+    found: Any = SimpleNamespace(rows=9, divergences={"kl_pq": zero}, top1_agreement=summary(math.nan, None))
+    for most, limit, outcome in ((np.inf, "mean=0.5", "unclear"), (0.0, "mean=0.5", "passed")):
+        compared = Compared("model", found, {"kl_pq": (0.0, most)})
+        assert parse_gate(limit, "above").verdict([compared]).outcome == outcome
+    (sentence,) = parse_gate("top1=0.9", "below").verdict([Compared(None, found)]).unclear
+    assert sentence == "top1 is nan, not a number"  # so top1.value is no remedy
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_similar_model_as_the_head_is_named_in_the_short_output(root: Path, tm
         result = run("compare", base, served, *others, "--head", base)
         assert result.exit_code == 0, result.output
         words = "".join(result.output.split())  # a long path is broken at the end of a line
-        assert f"{name}: warning: the hidden states differ from those of".replace(" ", "") in words
+        assert f"{name}: warning: the hidden states differ from the states of".replace(" ", "") in words
     assert "more than rounding does; another model may have made them (--head)".replace(" ", "") in words
     assert "warning" not in run("compare", base, root / "base.hidden", "--head", base).output
 
@@ -123,7 +123,7 @@ def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:
         ("compare", base, served): "--head MODEL",
         ("compare", base, served, "--head", tmp_path / "adapter"): "an adapter of PEFT",
         ("compare", base, served, "--head", tmp_path / "none"): "config.json",
-        ("compare", base, served, *head, *head): "wanted one head, that of the model",
+        ("compare", base, served, *head, *head): "wanted one head: the head of the model",
         ("compare", base, int8, "--text", words, *head): "leave --head out",
         ("compare", base, served, *head, "--text", words, "--context", 50): "at index",
         ("compare", base, served, *head, "--score", "assistant"): "Write: --score all",

@@ -108,6 +108,11 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
     base, int8 = folders.base(), folders.int8()
     short = tmp_path / "short.txt"
     short.write_text(text()[:300])
+    server = "http://127.0.0.1:9"
+    assert one_line(run("record", server, "--text", words, "-o", tmp_path / "x.klref")) == (
+        f"kullback: model = {server}: wanted a folder of a Hugging Face model or a .gguf file; got a server, which "
+        "gives only its most probable classes; name a folder with its config.json, or a .gguf file"
+    )
     cases = {
         ("compare", base, int8): "--text FILE",
         ("compare", base, int8, "--text", tmp_path / "none.txt"): "wanted a readable file",
@@ -123,6 +128,22 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Pa
     for arguments, said in cases.items():
         assert said in one_line(run(*arguments, "--html", page)), arguments
         assert not page.exists()
+
+
+def test_a_device_that_is_not_there_and_outputs_without_a_path_are_refused(
+    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compare = ("compare", folders.base(), folders.int8(), "--text", words, "--context", 48, "--windows", 4)
+    for device in ("foo", "meta"):
+        line = one_line(run(*compare, "--device", device))
+        assert "wanted a device that torch can use on this machine" in line
+        assert line.endswith("; --device cpu (Loading(device='cpu'))")
+    for flag in ("--html", "--markdown", "--resume"):
+        assert one_line(run(*compare, flag, "-")).endswith("got -; name a file, or /dev/stdout")
+    assert "got -" in one_line(run("record", folders.base(), "--text", words, "-o", "-"))
+    assert not list(tmp_path.iterdir())
+    assert run(*compare, "--device", "cpu", "--markdown", "/dev/stdout").exit_code == 0
 
 
 @pytest.mark.parametrize("output", ["--json", "--html", "--markdown", "--resume", "record"])

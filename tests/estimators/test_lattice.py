@@ -203,7 +203,7 @@ def test_preferred_values_are_categories_as_the_integers_are_and_intervals_hold(
             kl_estimate(*(Samples(z.astype(int)) for z in (x, y))),
         )
         assert (real.value, real.interval) == (whole.value, whole.interval), seed
-        assert "some of which are preferred" in " ".join(real.notes), seed
+        assert "some of them preferred" in " ".join(real.notes), seed
         assert real.interval is not None
         inside += bool(real.interval[0] <= truth <= real.interval[1])
     assert inside >= 17

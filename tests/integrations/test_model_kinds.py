@@ -351,7 +351,7 @@ def test_heads_that_cannot_be_read_are_described_and_their_logits_are_served(tmp
             quantized,
             r"a teacher whose head has a plain weight.*of class Quantized, such as a quantized weight",
         ),
-        (lambda: offloaded(tmp_path), "one on the meta device, as accelerate has it on disk"),
+        (lambda: offloaded(tmp_path), "one on the meta device, because accelerate keeps its numbers on disk"),
         (released, "a part of it, as the first FSDP or DeepSpeed's stage 3 has sharded it again"),
         (Remote, "a teacher without get_output_embeddings.*a LinearDistillationLoss and a Remote"),
     ):

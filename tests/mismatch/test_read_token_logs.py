@@ -213,6 +213,10 @@ def test_files_that_are_no_logs_end_in_one_line(tmp_path: Path) -> None:
         read_token_log(tmp_path / "folder")
     with pytest.raises(errors.FileError):
         read_token_log(tmp_path / "missing.jsonl")
+    path = write_rows(columns, tmp_path / "folder" / "rank_0.jsonl")
+    with pytest.raises(errors.FileError, match="this file twice"):
+        read_token_log(tmp_path / "folder", path)
+    assert torch.equal(read_token_log(path).position, read_token_log(tmp_path / "folder").position)
 
 
 def test_the_command_reports_gates_and_files(tmp_path: Path) -> None:

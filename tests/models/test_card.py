@@ -19,11 +19,12 @@ from kullback import compare, compare_models, record_reference
 from kullback.common.formats import plus_minus
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, KullbackError, ModelError
 from kullback.io import Reference
-from kullback.io.arrays import encoded_header
+from kullback.io.safetensors_file import encoded_header
 from kullback.models import Cut, Loading, ModelComparison, Run, Token, Vocabulary, is_reference
 from kullback.models.recording import weights_hash
 from kullback.models.text import documents_of_runs, take_texts
 from kullback.report.document import Findings
+from kullback.report.plots.models import name_of
 from kullback.report.subjects import document
 from tests.models.bytes_model import BytesModel
 from tests.refusals import refused
@@ -215,6 +216,37 @@ def test_a_model_in_memory_has_no_hash_of_the_current_folder(
     monkeypatch.chdir(tmp_path)
     assert weights_hash(BASE) is None
     assert weights_hash(".") == hashlib.sha256(b"weights").hexdigest()
+
+
+def test_the_hash_of_a_name_on_the_hub_is_of_the_files_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    cache = tmp_path / "models--organization--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    folder = cache / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    for name, content in (("config.json", b"{}"), ("model.safetensors", b"weights")):
+        (folder / name).write_bytes(content)
+    assert weights_hash("organization/model") == hashlib.sha256(b"weights").hexdigest()
+    assert weights_hash("organization/other") is None
+    model = BytesModel("organization/model", NEAR.table)
+    result = compare_models(model, [NEAR], WORDS, cut=CUT, record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    assert fields(tmp_path / "card")["base"]["weights_sha256"] is None  # its name is not where it comes from
+    readme = (tmp_path / "card" / "README.md").read_text("utf-8")
+    assert f"| SHA-256 of the weights of {NEAR.info.name} | unknown |" in readme
+
+
+def test_the_hash_of_a_split_gguf_file_is_of_all_its_parts(tmp_path: Path) -> None:
+    paths = [tmp_path / f"q4-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for path in (*paths, tmp_path / "q8-00001-of-00002.gguf"):
+        path.write_bytes(path.name.encode())
+    wanted = hashlib.sha256(b"".join(path.name.encode() for path in paths)).hexdigest()
+    assert weights_hash(paths[0]) == wanted
 
 
 def test_objects_have_no_command_of_their_own(made: tuple[ModelComparison, Path]) -> None:
@@ -509,6 +541,24 @@ def test_equal_names_of_files_get_numbers(tmp_path: Path) -> None:
     of_cards = {each["name"]: each["kl_pq"]["mean"] for each in fields(tmp_path / "card")["candidates"]}
     assert of_cards == {"near": means(result)[candidates[0].name][0], "near (2)": means(result)["near"][0]}
     assert [each["label"] for each in badges(tmp_path / "card")] == ["near (2) vs. base", "near vs. base"]
+
+
+def test_files_of_one_name_keep_the_folders_that_tell_them_apart(tmp_path: Path) -> None:
+    models = {name: tmp_path / name / "model.klref" for name in ("base", "a", "b")}
+    for path, model in zip(models.values(), (BASE, NEAR, FAR), strict=True):
+        path.parent.mkdir()
+        record_reference(model, WORDS, path, cut=CUT)
+    result = compare_models(models["base"], [models["a"], models["b"]], record=tmp_path / "base.klref")
+    result.to_card(tmp_path / "card")
+    card = fields(tmp_path / "card")
+    names = {each["name"]: each["badge"] for each in card["candidates"]}
+    assert names == {f"{of}/model.klref": f"badge-{of}-model.klref.json" for of in "ab"}
+    assert str(tmp_path) not in (tmp_path / "card" / "README.md").read_text("utf-8")
+    again = compare_models(tmp_path / "card", models["b"])
+    assert any("of b/model.klref on the card is" in note for note in again.notes)
+    assert {name_of(each, result) for each in result.candidates} == {
+        f"…{str(models[of])[-17:]}" for of in "ab"
+    }
 
 
 def test_a_file_of_predictions_is_recorded_with_the_tokenizer_of_the_candidate(tmp_path: Path) -> None:

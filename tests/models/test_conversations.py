@@ -274,3 +274,11 @@ def test_texts_and_records_are_not_mixed(tmp_path: Path) -> None:
         read([{"text": "a"}, {"prompt": "a", "completion": " b"}], folder=tmp_path)
     with refused(ArgumentValueError, wanted="in every item"):
         take_texts("compare_models", [[USER, REPLY], {"a": 1}])
+
+
+def test_texts_may_begin_with_a_byte_order_mark_and_json_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('\N{BYTE ORDER MARK}{"text": "a b"}\n{"text": "c"}\n', encoding="utf-8")
+    assert read_texts(path).documents == ["a b", "c"]
+    with pytest.raises(FileError, match=r"write one record in each line of a \.jsonl file"):
+        read_texts(path.rename(tmp_path / "texts.json"))

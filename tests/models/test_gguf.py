@@ -316,3 +316,8 @@ def test_running_out_of_memory_names_what_helps(path):
     assert done.returncode == 0, done.stderr
     assert "--context" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def test_the_device_is_the_one_that_runs(path):
+    with GGUFModel(path, device="cuda") as model:
+        assert model.device == ("cuda" if model._llama.llama_supports_gpu_offload() else "cpu")

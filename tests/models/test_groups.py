@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -432,6 +432,12 @@ def test_rules_that_are_refused_and_their_remedies(tmp_path: Path) -> None:
     with refused(ArgumentValueError, argument="groups", got="'assistant' alone", instead="^score='all'$"):
         compared(chats, "role", cut={"score": "assistant"})
     assert compared(chats, "role", cut={"score": "all"})
+    replies, every = tmp_path / "replies.klref", tmp_path / "all.klref"
+    for path, score in ((replies, "assistant"), (every, "all")):
+        record_reference(Chat(0.0), chats, path, cut=Cut(context=256, score=cast("Any", score)))
+    with refused(ArgumentValueError, argument="groups", instead="^record the text again with --score all"):
+        compare_models(replies, Chat(0.2), chats, cut=Cut(groups="role"))
+    assert compare_models(every, Chat(0.2), chats, cut=Cut(groups="role")).candidates[0].comparison.groups
     with refused(
         ArgumentValueError, argument="groups", wanted="conversations", got="plain text", instead="re:"
     ):

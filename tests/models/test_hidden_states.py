@@ -114,7 +114,9 @@ def test_each_family_gives_the_logits_and_the_divergence_of_the_model_itself(
         logits.append(torch.cat(rows))
         made = torch.cat(list(streams[-1].blocks(rows=7)))
         torch.testing.assert_close(made, logits[-1], rtol=1e-6, atol=1e-6)
-        assert "checked against the model" in streams[-1].caveats()[0]
+        note = streams[-1].caveats()[0]
+        assert "checked against the model" in note
+        assert note.endswith("another model that differs by less than 5 % would not be noticed")
     exact = compare_predictions(*map(Logits, logits)).divergences["kl_pq"]
     kl = compare_predictions(*streams).divergences["kl_pq"]
     assert kl.mean == pytest.approx(exact.mean, rel=1e-6)
@@ -563,7 +565,7 @@ def test_a_similar_model_in_place_of_the_head_is_a_warning(tmp_path: Path) -> No
     folder = record(similar(own, 0.08), prompts()[:6], tmp_path / "similar")
     share = 100 * max(_differences(folder, own).values())
     _, note = HiddenStates(folder, folders.base()).caveats()
-    assert note.startswith("warning: the hidden states differ from those of ")
+    assert note.startswith("warning: the hidden states differ from the states of ")
     assert 5 < share < 100
     assert float(note.split(" by ")[1].split(" %")[0]) == pytest.approx(share, rel=0.3)
     for dtype in ("bfloat16", "float8"):  # rounding alone gives no warning

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from kullback.errors import ArgumentValueError, FileError, ModelError
 from kullback.io import Reference, open_top_k
 from kullback.models import Cut, Loading, ModelComparison, Run, compare_models, record_reference
+from kullback.models.partial import _table
+from kullback.partial_rows import PartialRows
 from kullback.predictions.checkpoint import KeptState
 from kullback.report import html, json as report, terminal
 from tests.models import folders
@@ -253,6 +255,25 @@ def test_stored_top_classes_are_bounded(tmp_path: Path) -> None:
     save_file(held, path)
     with open_top_k(path, classes=512) as source, refused(FileError, wanted="scored tokens of the text"):
         compare_models(folders.base(), source, words(), cut=Cut(context=CONTEXT))
+
+
+def test_top_classes_of_unknown_lists_do_not_differ() -> None:
+    def rows(*listed: list[int]) -> PartialRows:
+        top = torch.tensor(listed)
+        log_probs = torch.where(top >= 0, -1.0 - torch.arange(top.shape[1]), -torch.inf).double()
+        rest = (1 - log_probs.exp().sum(-1)).log()
+        return PartialRows(
+            top, log_probs, rest, labels=labels, label_log_probs=torch.full((len(top),), -9.0).double(),
+            classes=9, is_ranked=True,
+        )  # fmt: skip
+
+    labels = torch.tensor([8, 8, 8, 8])
+    p = rows([0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2])
+    q = rows([-1, -1, -1], [0, -1, -1], [1, -1, -1], [0, 1, 2])
+    agreement = _table(p, q, labels, [torch.zeros(4, dtype=torch.float64)] * 4)[:, 5:8]
+    nan = math.nan
+    expected = torch.tensor([[nan, nan, nan], [1, nan, nan], [0, 0, 0], [1, 1, 1]], dtype=torch.float64)
+    torch.testing.assert_close(agreement, expected, equal_nan=True)
 
 
 def test_the_reference_tells_its_model(recorded: Path) -> None:

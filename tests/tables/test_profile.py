@@ -195,7 +195,7 @@ def test_a_column_is_text_or_categories_like_the_one_before():
 def test_strings_that_were_dropped_as_text_are_read_again_as_categories(monkeypatch):
     monkeypatch.setattr("kullback.tables.engines.counters.MOST_BYTES", 0)
     monkeypatch.setattr("kullback.tables.engines.counters.PENDING", 100)
-    monkeypatch.setattr("kullback.tables.engines.batch_tables.BATCH_ROWS", 300)
+    monkeypatch.setattr("kullback.tables.engines.data_frames.BATCH_ROWS", 300)
     values = [f"{number:050d}" for number in range(600)] + ["a"] * 5000
     column = profile_table(pa.table({"s": values})).columns["s"]
     assert column.column_type == "categorical"
@@ -221,7 +221,7 @@ def test_more_categories_than_any_column_may_have_are_text(monkeypatch):
     for module in ("columns.text_types", "engines.counters"):
         monkeypatch.setattr(f"kullback.tables.{module}.MAX_CATEGORIES", 2000)
     monkeypatch.setattr("kullback.tables.engines.counters.PENDING", 100)
-    monkeypatch.setattr("kullback.tables.engines.batch_tables.BATCH_ROWS", 300)
+    monkeypatch.setattr("kullback.tables.engines.data_frames.BATCH_ROWS", 300)
     short = profile_table(pa.table({"s": [str(number) for number in range(2001)]})).columns["s"]
     assert (short.column_type, short.present, short.maximum) == ("text", 2001, 4)
     # Long ones come first, so that they are dropped as text, which the short ones then gainsay.

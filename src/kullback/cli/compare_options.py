@@ -33,7 +33,7 @@ OPTIONS: tuple[Option, ...] = (
     of_predictions("--key-q", "The array to read from Q."),
     of_predictions(
         "--labels",
-        "The true class of each row. -100 stands for none.",
+        "The true class of each row. -100 means that it is unknown.",
         accepts=FILE,
         into="labels",
         common=True,
@@ -95,7 +95,7 @@ OPTIONS: tuple[Option, ...] = (
         "--until-sure",
         "Stop when GOAL is sure. Windows are read in random order, until mean=0.01 (or js.mean, tv.mean, top1) is "
         "decided, the order of several Q is clear (order), or the interval is narrow (width=10%). Its intervals hold "
-        "at every look. --windows limits what is read.",
+        "at every look. --windows limits the number of windows.",
         into="until_sure",
         metavar="GOAL",
     ),

@@ -58,7 +58,7 @@ def _parsed(path: Path) -> Mapping[str, object]:
     check_input(path, "--config")
     place = f"--config {printable(path, LONGEST_NAME)}"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         got = error.strerror or type(error).__name__
         raise FileError.at(

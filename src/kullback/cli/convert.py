@@ -32,7 +32,7 @@ OTHER_FORMATS = (
 
 
 OPTIONS = (
-    Option("--as", "What the numbers in SRC are.", accepts=REPRESENTATION),
+    Option("--as", "The type of the numbers in SRC.", accepts=REPRESENTATION),
     Option("--key", "The array to read, if SRC has several."),
     Option(
         "--tokens", "A file with the tokens of all windows, one after the other.", accepts=FILE, into="tokens"
@@ -41,7 +41,7 @@ OPTIONS = (
     Option("--n-ctx", "The number of tokens in a window.", accepts=WINDOW_OF_LLAMA, into="n_ctx"),
     Option(
         "--all-positions",
-        "SRC has a row for every token; keep those that llama.cpp scores, the second half of each window.",
+        "SRC has a row for every token. Keep the rows that llama.cpp scores: the second half of each window.",
         accepts=FLAG,
     ),
     Option(
@@ -53,7 +53,7 @@ OPTIONS = (
     Option("--classes", "For a .klref: the number of all classes, if SRC does not say.", accepts=CLASSES),
     NO_PROGRESS,
 )
-# The options of a target that ends in .kld alone. One option is of .klref alone, and all others are of both.
+# The options for a target that ends in .kld only. One option is for .klref only, and all other options are for both.
 OF_BASE_FILES = ("--as", "--tokens", "--tokens-key", "--n-ctx", "--all-positions", "--floor")
 
 
@@ -120,7 +120,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
                 "--all-positions",
                 wanted=f"a row for each of {expected} tokens",
                 got=f"{rows.rows} rows",
-                instead="the command without it if the rows are those that llama.cpp scores",
+                instead="the command without it if SRC has only the rows that llama.cpp scores",
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         may_hold_all = not all_positions and rows.rows in (None, len(token_ids))

@@ -69,7 +69,7 @@ STATISTICS = {
     "min": "minimum", "p0.1": "p001", "p1": "p01", "p5": "p05", "p10": "p10", "median": "median", "p90": "p90",
     "p95": "p95", "p99": "p99", "p99.9": "p999", "max": "maximum",
 }  # fmt: skip
-# Of the noise floor, a limit that is above it also with two digits.
+# This many times the noise floor is above the floor, even if it is rounded to two digits.
 _LEAST_ABOVE_NOISE = 1.06
 DELTA_PROB = "labels.delta_prob"
 # The names of numbers with an interval, and where a `Comparison` contains these numbers.
@@ -166,9 +166,9 @@ class Limit:
         is_beyond = math.isinf(value) and not self.is_kept_by(value)
         if is_exact or is_beyond or self.metric.endswith(".value"):
             return self.judgment_of_estimate(what, value)
-        if of.interval is None:
+        if of.interval is None and not math.isnan(value):
             return self.without_interval(what, value, reason)
-        return self.judgment_of_interval(what, value, of.interval, rows=rows)
+        return self.judgment_of_interval(what, value, of.interval or (value, value), rows=rows)
 
     def judgment_of_estimate(self, what: str, value: float) -> Judgment:
         """Return the outcome for an estimate without its interval; for NaN, the outcome is unclear."""
@@ -344,6 +344,8 @@ def _judged_without_noise(
         return limit.judgment_of_interval(name, value, bounds, "its bounds")
     summary = comparison.divergences.get(metric.path)
     are_equal = summary is not None and summary.minimum == summary.maximum == 0
+    # A lower bound of 0 does not say that the sides are equal.
+    are_equal = are_equal and (certain is None or certain[metric.path][1] == 0)
     reason = of.reason or "none was asked for"
     return limit.judgment(name, of, value, reason, rows=comparison.rows, is_exact=are_equal)
 

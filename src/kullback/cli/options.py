@@ -41,7 +41,7 @@ CONFIG = Option(
 FULL = _report("--full", "Print every table and note, not only the main numbers.", accepts=FLAG)
 JSON = _report(
     "--json",
-    "Write JSON to FILE, or print it. Without FILE, as the last argument, print JSON and nothing else.",
+    "Write JSON to FILE, or print it. Without FILE, as the last argument, print only JSON.",
     metavar="[FILE]",
     alone="-",
 )

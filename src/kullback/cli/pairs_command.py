@@ -11,7 +11,7 @@ from kullback.common.constraints import FLAG
 
 OPTIONS = (
     Option("--full", "Print one family's rules as a table.", accepts=FLAG),
-    Option("--json", "Print JSON and nothing else.", accepts=FLAG),
+    Option("--json", "Print only JSON.", accepts=FLAG),
     Option("--markdown", "Print the page of the documentation.", accepts=FLAG),
 )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = "kullback.pairs/1"
-# Each rule has a sign of one character, so that the whole matrix fits on a screen, and a color.
+# Each rule has a color and a sign. A sign is one character, so that the whole matrix fits on a screen.
 SIGNS = {
     "closed_form": ("C", "bold green"),
     "series": ("S", "bold green"),
@@ -129,8 +129,9 @@ def page(entries: list[Entry]) -> str:
         "",
         "Which rule `kullback.kl_divergence(p, q)` takes for each ordered pair of torch's distributions. "
         "The command `kullback pairs` prints the same table, and `kullback pairs --markdown` wrote this page from "
-        "the rules themselves. Where the rule depends on the parameters, the one for typical parameters is given: "
-        "a truncated support, or counts that differ, can turn a formula into a sum or into +inf. The rules of "
+        "the rules themselves. Where the rule depends on the parameters, the table has the rule for typical "
+        "parameters. A truncated support, or different counts, can turn a formula into a sum or into +inf. "
+        "The rules of "
         + ", ".join(f"`{kind.__name__}`" for kind in WRAPPERS)
         + " depend on their parts; the entries are for `Normal` parts.",
         "",

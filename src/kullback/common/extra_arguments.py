@@ -102,7 +102,7 @@ def by_name(
 ) -> Callable[[_Function], _Function]:
     """Return a decorator for a function or class; a call with arguments that it lacks raises an error with a remedy.
 
-    Of a class, the constructor is decorated. It may pass ``**`` arguments on to its base class, which refuses some.
+    For a class, the constructor is decorated. It may pass ``**`` arguments on to its base class, which refuses some.
 
     Arguments:
         example: the code of a correct call; by default, a call with the required arguments.

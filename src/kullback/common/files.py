@@ -58,16 +58,28 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def without_folders(name: str) -> str:
+def without_folders(name: str, among: Iterable[str] = ()) -> str:
     """Return the last part of a path, for others to read; a name that is not a path on this machine is unchanged.
+
+    If other paths in `among` have the same last part, the result also has the folders below their common folder.
 
     Example:
         >>> without_folders("/home/me/q4.gguf"), without_folders("organization/model")
         ('q4.gguf', 'organization/model')
+        >>> without_folders("/home/me/a/model", ["/home/me/b/model", "/home/base"])
+        'a/model'
     """
-    if not (os.path.isabs(name) or os.path.exists(name)):  # noqa: PTH110, PTH117 - any text
+    if not _is_path(name):
         return name
-    return os.path.basename(os.path.abspath(name)) or name  # noqa: PTH100, PTH119 - the link's own name
+    path = os.path.abspath(name)  # noqa: PTH100 - the link's own name
+    last = os.path.basename(path)  # noqa: PTH119
+    alike = {path, *(os.path.abspath(each) for each in among if _is_path(each))}  # noqa: PTH100
+    folders = [os.path.dirname(each) for each in alike if os.path.basename(each) == last]  # noqa: PTH119, PTH120
+    return os.path.relpath(path, os.path.commonpath(folders)) if last else name
+
+
+def _is_path(name: str) -> bool:
+    return os.path.isabs(name) or os.path.exists(name)  # noqa: PTH110, PTH117 - any text
 
 
 def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | None]) -> None:
@@ -135,6 +147,9 @@ def check_writable(path: PathLike) -> None:
         ...
         kullback.errors.FileError: cannot write missing/report.html: No such file or directory; name a file ...
     """
+    if os.fspath(path) == "-":
+        instead = "name a file, or /dev/stdout"
+        raise FileError.at("cannot write -", wanted="the path of a file", got="-", instead=instead)
     with write_errors(path):
         mode = _mode(path)
         if mode is not None and stat.S_ISDIR(mode):

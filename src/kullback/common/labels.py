@@ -289,7 +289,7 @@ def _has_labels_first(call: str, kinds: list[str], second: object, *, is_table: 
     raise invalid_value(
         call,
         "x",
-        wanted="a table of which the columns are classes, or labels in the first column of two",
+        wanted="a table whose columns are classes, or two columns with the labels first",
         got="two columns of numbers, the first of integers",
         instead=f"{call}(x.to_numpy()) if each column is a class; {call}(x.iloc[:, 1].to_numpy(), "
         "labels=x.iloc[:, 0]) if the first column has the labels",

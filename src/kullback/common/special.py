@@ -281,7 +281,7 @@ def _since_one(
 ) -> Tensor:
     """Return f(1 + b) - f(1) for a function f, with full precision for small b; for b of 0.5 or more, return `far`.
 
-    For smaller b >= 0, the result has ten terms of a recurrence for f(1 + b) - f(1), and the integral of the
+    For smaller b >= 0, the result is the sum of ten terms of a recurrence for f(1 + b) - f(1), plus the integral of the
     `derivative` f' from 11 to 11 + b. `term` is a function of the number of the term and b.
     """
     near = b < 0.5

@@ -333,7 +333,7 @@ class Reading:
             "counts": f"whole numbers {span}; the rows add up to {sums}",
             "weights": f"values {span}{within}; the rows add up to {sums}",
             "class indices": f"whole numbers {span}, one for each row of input",
-            "nothing": "no row has positive probability and only finite numbers",
+            "nothing": "each row has no positive probability, or has NaN or infinite numbers",
         }
 
 

@@ -25,7 +25,7 @@ from kullback.estimators.discrete.categorical_estimators import (
     largest_of,
 )
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
-from kullback.estimators.draws import Draws, without_noise
+from kullback.estimators.draws import Draws, checked, checked_side, without_noise
 from kullback.estimators.evidence import (
     SIDE_P,
     SIDE_Q,
@@ -48,8 +48,6 @@ from kullback.estimators.registry import (
     CATEGORICAL,
     CONTINUOUS,
     METHODS,
-    checked,
-    checked_side,
     device_of,
     enlist,
     evidence_by,

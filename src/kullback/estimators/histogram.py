@@ -162,7 +162,7 @@ def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
     step = common_step(p, q)
     if step is not None and not prefers_values(p, q, step):
         return None
-    which = "unevenly spaced values" if step is None else "values, some of which are preferred"
+    which = "unevenly spaced values" if step is None else "values, some of them preferred"
     note = (
         f"{len(codes):,} draws have only {len(values):,} {which}. Each value counts as a category, so "
         "distances between values do not matter."

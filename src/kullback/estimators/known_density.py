@@ -24,7 +24,7 @@ from kullback.common.bijective import check_bijective
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import P, Q, invalid_type, invalid_value, no_rule
-from kullback.estimators.draws import Array, Draws, affordable_draws
+from kullback.estimators.draws import Array, Draws, affordable_draws, checked_side
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
 from kullback.estimators.knn.pilot import FlatError, LocalDensity, local_log_density
 from kullback.estimators.known_categories import (
@@ -34,7 +34,7 @@ from kullback.estimators.known_categories import (
     of_categories,
     spread_ties,
 )
-from kullback.estimators.registry import checked_side, from_draws, rng_of, seeded
+from kullback.estimators.registry import from_draws, rng_of, seeded
 from kullback.estimators.surfaces import (
     common_span,
     dimension_of,
@@ -511,8 +511,8 @@ def _reference(draws: Draws, density: LocalDensity, numbers: tuple[int, int]) ->
 
     The weights of the reference do not depend on position. A cluster of P's draws corresponds to one draw with a large
     weight. If P's weights depend on position, only the ratio of each weight to the mean weight of its neighbors is
-    used. Where P's weights are large, its draws are as dense as a smaller number of draws with equal weights. So the
-    reference then has fewer draws than P.
+    used. Where P's weights are large, P has fewer draws than a sample with equal weights would have. So the reference
+    then has fewer draws than P.
     """
     own = np.ones(len(draws)) if draws.weights is None else draws.weights / draws.weights.mean()
     rest = np.bincount(draws.units, own * np.exp(-density.log_weights)).astype(np.float64)

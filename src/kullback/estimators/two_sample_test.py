@@ -16,7 +16,7 @@ from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import codes_of, count_categories, drawn_one_by_one
-from kullback.estimators.draws import Array, Draws, Integers
+from kullback.estimators.draws import Array, Draws, Integers, checked
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
@@ -26,7 +26,7 @@ from kullback.estimators.permutations import (
     p_value,
     permuted,
 )
-from kullback.estimators.registry import checked, seed_of
+from kullback.estimators.registry import seed_of
 from kullback.generators import KL
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate, TwoSampleTest

@@ -22,9 +22,9 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.inference import two_sided_quantile
 from kullback.common.inputs import can_inspect, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.estimators.draws import Draws, effective_number, shares_of, variance_of_sum
+from kullback.estimators.draws import Draws, checked, effective_number, shares_of, variance_of_sum
 from kullback.estimators.evidence import SIDE_Q, Evidence, estimate_of, interval_from
-from kullback.estimators.registry import INTERVAL, checked
+from kullback.estimators.registry import INTERVAL
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 

@@ -170,7 +170,7 @@ class ModelHead(NamedTuple):
             got = "a part of it, as the first FSDP or DeepSpeed's stage 3 has sharded it again"
             instead = f"{_LOGITS}, or torch.distributed.fsdp.fully_shard(model)"
         elif weight.is_meta:
-            got = "one on the meta device, as accelerate has it on disk or in another memory"
+            got = "one on the meta device, because accelerate keeps its numbers on disk or in other memory"
             instead = f"{_LOGITS}, or a device_map with the head on a device"
         elif is_other_storage(weight) and not is_dtensor(weight):
             got = f"one of class {type(weight).__name__}, such as a quantized weight"
@@ -252,7 +252,7 @@ def check_statistics(call: str, student: torch.nn.Module, teacher: torch.nn.Modu
 
 
 def _shared(tensors: Mapping[str, Tensor], others: Iterable[Tensor]) -> list[str]:
-    """Return the names of the `tensors` that are among `others`, or that overlap one of `others` in memory."""
+    """Return the names of the `tensors` that are among `others`, or that overlap a tensor of `others` in memory."""
     identities: set[int] = set()
     by_storage: dict[int, list[Tensor]] = {}
     for x in others:

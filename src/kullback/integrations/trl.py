@@ -132,8 +132,8 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     the loss, three things differ from TRL. The loss of a batch that was generated on-policy is divided by its number of
     tokens. TRL divides by the number of tokens in the replaced batch. With several processes, the loss is
     multiplied by the number of processes, as in `transformers.Trainer`. The reason is that the loss was divided by the
-    tokens of all processes, which then average their gradients. Logits of -inf on both sides contribute 0 instead of
-    NaN.
+    number of tokens of all processes, and the mean of the gradients over the processes is taken afterwards. Logits of
+    -inf on both sides contribute 0 instead of NaN.
 
     Arguments:
         args: positional arguments of TRL's trainer.

@@ -115,7 +115,7 @@ def is_whole(text: str) -> bool:
 
 
 def _whole_columns(rows: list[list[str]]) -> frozenset[int]:
-    """Return the columns with only whole numbers; no column if all columns are such columns."""
+    """Return the columns with only whole numbers, or no column if all columns have only whole numbers."""
     width = min(map(len, rows), default=0)
     whole = [at for at in range(width) if all(is_whole(row[at]) for row in rows)]
     return frozenset(whole if len(whole) < width else ())

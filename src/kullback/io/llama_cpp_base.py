@@ -198,7 +198,7 @@ class LlamaBaseFile(Reader):
         return block
 
     def blocks(self, *, rows: int, first: int = 0) -> Iterator[Tensor]:
-        # The whole file is read, because the recorded sums are of all rows.
+        # The whole file is read, because the recorded sums include all rows.
         return rows_from(self._whole(rows), first)
 
     def _whole(self, rows: int) -> Iterator[Tensor]:

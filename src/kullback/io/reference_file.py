@@ -19,16 +19,8 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, printable
-from kullback.io.arrays import (
-    BIG_ENDIAN,
-    METADATA,
-    ArrayLayout,
-    BytesReader,
-    Entry,
-    entry_dtype,
-    read_header,
-    tensor_layout,
-)
+from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
+from kullback.io.safetensors_file import METADATA, Entry, entry_dtype, read_header, tensor_layout
 from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows

@@ -23,7 +23,6 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.files import open_output
 from kullback.common.shared_constraints import SEED, STORED_TOP, TAIL_DRAWS
 from kullback.errors import invalid_type, invalid_value
-from kullback.io.arrays import header_bytes
 from kullback.io.reference_file import (
     DTYPES,
     FORMAT,
@@ -34,6 +33,7 @@ from kullback.io.reference_file import (
     ReferenceLayout,
 )
 from kullback.io.row_checks import check_floating, check_rows
+from kullback.io.safetensors_file import header_bytes
 from kullback.io.source_files import FileReference
 from kullback.io.windows import Windows
 from kullback.partial_rows import PartialRows, summarize_rows

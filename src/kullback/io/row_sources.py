@@ -16,7 +16,7 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.shared_constraints import REPRESENTATION
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
-from kullback.io.arrays import TorchReader, open_npy, open_npz, open_safetensors
+from kullback.io.arrays import TorchReader, open_npy, open_npz
 from kullback.io.class_columns import (
     ENOUGH_ROWS,
     chosen_classes,
@@ -29,6 +29,7 @@ from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
 from kullback.io.row_checks import check_rows, describe, looks_like, pass_representation
 from kullback.io.row_stream import Reader, RowStream, StoredMass, StreamReader, in_step
+from kullback.io.safetensors_file import open_safetensors
 from kullback.io.source_files import FileReference, closed_on_error, find_format
 from kullback.io.windows import Windows
 

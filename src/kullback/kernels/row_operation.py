@@ -266,9 +266,9 @@ class RowValueFunction(torch.autograd.Function):
 
 class RowTotal(torch.autograd.Function):
     """The autograd function of the weighted total. If `is_early`, the forward pass computes the gradients in its sweep
-    and keeps them until the first backward pass; otherwise, and for later, differentiated or batched ones, the backward
-    pass does. In float16, a small gradient underflows unless the loss scale multiplies it, and the loss scale is known
-    only in the backward pass. Therefore `is_early` is False for float16.
+    and keeps them until the first backward pass. Otherwise, and for a later, differentiated or batched backward pass,
+    the backward pass computes the gradients. In float16, a small gradient underflows unless the loss scale multiplies
+    it, and the loss scale is known only in the backward pass. Therefore `is_early` is False for float16.
     """
 
     @staticmethod
@@ -413,7 +413,7 @@ def _refuse_second_derivative(*_: Any) -> Any:
     raise invalid_value(
         "torch.compile",
         "model",
-        wanted="a loss of which you take first derivatives",
+        wanted="only first derivatives of the loss",
         got="a gradient of the gradient of a distillation loss",
         instead="the loss outside of torch.compile, or reduction='none' with backend='eager'",
     )

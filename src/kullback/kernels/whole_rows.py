@@ -170,7 +170,7 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile. The forward pass computes the first derivatives. There are no others."""
+    """The total for torch.compile. The forward pass computes the first derivatives, the only ones that it has."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

@@ -395,8 +395,8 @@ def refuse_shifted(
                 call,
                 name,
                 wanted=f"the log-probabilities of the same tokens as in {other}",
-                got=f"those of the tokens one position before: the sides differ by {own:.3g} on average, and by "
-                f"{shifted:.3g} after a shift by one",
+                got="the log-probabilities of the tokens one position before: the sides differ by "
+                f"{own:.3g} on average, and by {shifted:.3g} after a shift by one",
                 instead=instead.format(name=name, other=other),
             )
 

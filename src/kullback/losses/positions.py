@@ -224,7 +224,7 @@ def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = 
     if is_integer(mask) and bool((mask == ignore_index).any()):
         where = f"mask=mask != {ignore_index}"
         return f"labels=mask, if these are labels; or {where}" if takes_labels else where
-    if not mask.is_complex() and bool((mask <= 0).all()):  # attention adds such a mask to scores
+    if not mask.is_complex() and bool((mask <= 0).all()):  # an additive mask, which attention adds to scores
         return "mask=mask == 0, because an additive mask is 0 where a position counts"
     if mask.is_floating_point():
         return "weight=mask for weights" if takes_labels else "mask=mask > 0"

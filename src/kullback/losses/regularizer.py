@@ -190,11 +190,11 @@ class KLRegularizer(torch.nn.Module):
             as a prior that is a mixture.
         draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
         generator: the random generator of these draws; by default, torch's global generator.
-        sync: whether a `torch.distributed` run uses the mean KL over all processes for its decisions. These are which
-            groups are below `free_nats`, on which side of the capacity the KL is, and how the coefficient changes. The
-            gradients averaged by `DistributedDataParallel` then equal the gradients of one process with the whole
-            batch. Every process of the default group must make the same calls. In evaluation mode, calls do not
-            communicate.
+        sync: whether a `torch.distributed` run uses the mean KL over all processes for its decisions. Such decisions
+            are: which groups are below `free_nats`, on which side of the capacity the KL is, and how the coefficient
+            changes. The gradients averaged by `DistributedDataParallel` then equal the gradients of one process with
+            the whole batch. Every process of the default group must make the same calls. In evaluation mode, calls do
+            not communicate.
 
     Attributes:
         coefficient: the current coefficient, a buffer.

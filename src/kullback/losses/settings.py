@@ -93,7 +93,7 @@ HEAD_ARGUMENTS = Arguments(
 class LossSettings(NamedTuple):
     """The settings that both distillation losses have. The settings are equal on all ranks of a group."""
 
-    kind: Any  # a Divergence after the check
+    kind: Any  # a `Divergence`, once `check` has run
     temperature: float
     reduction: Reduction
     temperature_squared: bool

@@ -199,7 +199,7 @@ def sampling_log_probs(
         raise invalid_value(
             call,
             chosen[0],
-            wanted="no filter beside kept=, which are the tokens after all filters",
+            wanted="no filter next to kept=, which has the tokens after all filters",
             got=repr(filters[chosen[0]]),
             instead=f"leave {chosen[0]}= out",
         )
@@ -370,7 +370,7 @@ def _check_tokens(call: str, places: Tensor, inside: Tensor, counts: Tensor, *, 
             "tokens",
             wanted=f"tokens from 0 to {classes - 1}",
             got=str(int(places.squeeze(-1)[unknown][0])),
-            instead="mask=tokens >= 0, if other tokens stand for positions that do not count",
+            instead="mask=tokens >= 0, if negative tokens mark positions that do not count",
         )
     if not needs_kept:
         return

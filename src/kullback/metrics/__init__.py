@@ -2,7 +2,7 @@
 policies, `PolicyKL` and `PolicyMismatch`.
 
 The metrics are subclasses of `torchmetrics.Metric`. Access to a metric imports torchmetrics, which you can install with
-``pip install torchmetrics``. The function needs only torch.
+``pip install torchmetrics``. `kl_divergence` needs only torch.
 """
 
 from __future__ import annotations

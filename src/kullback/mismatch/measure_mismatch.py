@@ -332,7 +332,7 @@ def _parts(
         part("batch noise", noise, of_noise, ("trainer_log_prob_again",), low=0.0),
     ]
     also = [x.name for x in parts if x.value is None]
-    meaning = "precision and kernels" + (f"; also {' and '.join(also)}, not separable" if also else "")
+    meaning = "precision and kernels" + (f"; not separated: {', '.join(also)}" if also else "")
     low = 0.0 if rest is own.k3 and noise is None else -math.inf
     return (*parts, part("rest", rest if noise is None else rest - noise, meaning, low=low))
 

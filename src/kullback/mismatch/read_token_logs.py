@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -83,6 +84,9 @@ def read_token_log(*paths: str | Path) -> TokenLog:
         1
     """
     files = [file for path in paths for file in _files(Path(path))]
+    for file, times in Counter(file.resolve() for file in files).items():
+        if times > 1:
+            raise _wrong(file, "this file twice, whose tokens would count twice", "name each file once")
     return joined([_read(file) for file in files])
 
 
@@ -158,7 +162,7 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
                     remedy = "name a .parquet or .jsonl file with one row for each token"
                 raise _wrong(path, f"no JSON in line {number}", remedy) from None
             if not isinstance(record, dict):
-                raise _wrong(path, f"no JSON object in line {number}", "correct that line")
+                raise _wrong(path, f"no JSON object in line {number}", "write one JSON object in each line")
             yield number, record
 
 

@@ -73,13 +73,16 @@ def tokens_hash(windows: Windows) -> str:
 
 
 def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
-    """Return a sentence for each candidate that a card lists, by its weights or its name, with the number on the card.
+    """Return a sentence for each candidate that a card lists, with the number on the card. The weights or the name
+    identify the candidate.
 
-    Candidates whose interval does not overlap the card's, or whose weights are other ones, are first.
+    Candidates whose interval does not overlap the card's, or whose weight files differ, are first.
     """
     listed, notes, others = _read(folder, "base").candidates, list[str](), list[str]()
     for candidate in candidates:
-        own, here = without_folders(candidate.model.name), candidate.comparison.divergences["kl_pq"]
+        path = Path(candidate.model.name).absolute().as_posix()
+        here, ends = candidate.comparison.divergences["kl_pq"], [x for x in listed if path.endswith(f"/{x}")]
+        own = max(ends, key=len, default=without_folders(candidate.model.name))
         weights = candidate.weights_sha256
         same = [each for each in listed if weights is not None and listed[each].weights == weights]
         name = same[0] if same and own not in same else own
@@ -98,7 +101,7 @@ def notes_of_card(folder: Path, candidates: Sequence[Candidate]) -> list[str]:
             kept = others
         if card.weights is not None and weights is not None and weights != card.weights:
             hashes = f"SHA-256 {card.weights[:12]} on the card, {weights[:12]} here"
-            others.insert(0, f"{name}: {WARNING}its weight files are not those of the card ({hashes}).")
+            others.insert(0, f"{name}: {WARNING}its weight files differ from the card's ({hashes}).")
         on_card = name if name == own else f"{name}, whose weight files {own} has,"
         kept.append(f"Mean KL(P||Q) of {on_card} on the card is {values}: {outcome}.")
     return [*others, *notes]

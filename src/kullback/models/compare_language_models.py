@@ -48,8 +48,8 @@ from kullback.models.recording import (
     weights_hash,
 )
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
-from kullback.models.sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.models.text import CUT, Cut, Text, take_texts
+from kullback.models.until_sure import check_goal, in_random_order, outcome_of, question_of, with_bounds
 from kullback.predictions.reading import Reading
 from kullback.predictions.run import RUN, Run
 from kullback.predictions.sources import Clusters
@@ -187,7 +187,6 @@ def compare_models(
         recorded = recorded_by(record, [base, *every_candidate], texts, cut, loading, run, further)
     card = base if isinstance(base, str | os.PathLike) and is_card(base) else None
     is_identified = card is not None or record is not None
-    hashes = [weights_hash(each) if is_identified else None for each in every_candidate]
     text = None if texts is None else take_texts(CALL, texts)
     seed = int(
         torch.randint(2**62, (), generator=run.generator or torch.Generator().manual_seed(0), device="cpu")
@@ -216,6 +215,8 @@ def compare_models(
             )
             for place, group in enumerate(groups)
         ]
+    # A model on the hub is in the cache now.
+    hashes = [weights_hash(each) if is_identified else None for each in every_candidate]
     result = _joined(parts, name, None if named is None else list(named), hashes, recorded)
     notes = [] if card is None else notes_of_card(Path(card), result.candidates)
     return replace(result, notes=[*result.notes, *notes], repeats=notes)

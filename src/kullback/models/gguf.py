@@ -42,7 +42,7 @@ class GGUFModel(LanguageModel):
 
     Arguments:
         path: the path of the file; for a split model, the first file.
-        device: ``"cpu"``. Any other device puts all layers on the GPU that llama.cpp was built for.
+        device: ``"cpu"``. Any other device puts all layers on the GPU that llama.cpp was built for, if any.
 
     Raises:
         ModelError: the file is not a GGUF file of a causal language model with a tokenizer, or llama.cpp cannot load
@@ -52,7 +52,8 @@ class GGUFModel(LanguageModel):
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
         self._llama = llama = load("llama_cpp", "a GGUF model")
-        self._on_cpu = device == "cpu"
+        self.device = device if llama.llama_supports_gpu_offload() else "cpu"
+        self._on_cpu = self.device == "cpu"
         shown = printable(path)
         _check_header(path, shown)
         llama.llama_backend_init()
@@ -104,7 +105,7 @@ class GGUFModel(LanguageModel):
         if tools or any(message.get("tool_calls") for message in messages):
             raise self.error(
                 wanted="the folder of a Hugging Face model, whose template writes tools as in its training",
-                got="a GGUF file, for which llama-cpp-python writes their JSON in another way",
+                got="a GGUF file; llama-cpp-python writes the JSON of tools in another way",
                 instead="name the folder as P, or leave the tools out",
             )
         template = self._llama.llama_model_chat_template(self._model, None)

@@ -55,7 +55,12 @@ def pattern_of(rule: str) -> re.Pattern[str] | None:
 
 
 def groups_of(
-    rule: str, model: LanguageModel | Words, windows: Windows, origins: Origins | None
+    rule: str,
+    model: LanguageModel | Words,
+    windows: Windows,
+    origins: Origins | None,
+    *,
+    are_stored: bool = False,
 ) -> tuple[Groups, list[str]]:
     """Return the group of each scored token, and remarks on groups without tokens.
 
@@ -64,6 +69,7 @@ def groups_of(
         model: the model whose tokens the windows have; its tokens alone are enough for a pattern.
         windows: the windows.
         origins: the documents of the windows; None if they are unknown, which allows only a pattern.
+        are_stored: whether a file determines the scored tokens.
 
     Raises:
         ArgumentValueError: the rule does not fit the text, or the scored tokens are in one group alone.
@@ -97,7 +103,8 @@ def groups_of(
         raise _wrong(wanted, got, {"groups": "re:[0-9]+"})
     if rule == ROLE and len(present) == 1:
         got = f"those of {quoted(kept[0])} alone"
-        raise _wrong("scored tokens of several roles", got, {"score": "all"})
+        of_reference = "record the text again with --score all (Cut(score='all'))"
+        raise _wrong("scored tokens of several roles", got, of_reference if are_stored else {"score": "all"})
     require_few("Cut", "groups", len(present), [*present], _FEWER)
     order = sorted(dict.fromkeys([*expected, *present]), key=lambda name: name in (REST, TEMPLATE))
     places = {name: place for place, name in enumerate(order)}
@@ -111,7 +118,7 @@ def _matched(pattern: re.Pattern[str], model: LanguageModel | Words, tokens: Seq
     """Return the group of each token of a window: the first group with a match that overlaps the token."""
     contents = [b"" if (token := model.vocabulary.get(index)) is None else token.content for index in tokens]
     if tokens and tokens[0] == model.bos:
-        contents[0] = b""  # the window begins with it, and the text does not
+        contents[0] = b""  # this token begins the window, but is not in the text
     # A byte that is not part of a character becomes a character of its own, so every character has its bytes.
     text = b"".join(contents).decode("utf-8", "surrogateescape")
     ends = np.cumsum([len(content) for content in contents])

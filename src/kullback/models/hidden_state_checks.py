@@ -197,9 +197,11 @@ def _agreement(ref: FileReference, head: OutputHead, checked: Sequence[_Differen
     )
     end = "" if len(checked) == 1 else " at most"
     notes = [f"{remark}{_percent(most)}, the predictions by {kl} nats of KL{end}"]
-    if most.distance > _ROUNDING:
+    if most.distance <= _ROUNDING:
+        notes[0] += f"; another model that differs by less than {100 * _ROUNDING:g} % would not be noticed"
+    else:
         notes.append(
-            f"{WARNING}the hidden states differ from those of {model} by {_percent(most)} ({kl} nats of KL), "
+            f"{WARNING}the hidden states differ from the states of {model} by {_percent(most)} ({kl} nats of KL), "
             "more than rounding does; another model may have made them (--head)"
         )
     return notes

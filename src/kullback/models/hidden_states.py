@@ -20,14 +20,8 @@ from kullback.common.formats import counted
 from kullback.common.words import is_card, is_hidden_states
 from kullback.errors import ArgumentValueError, FileError, invalid_value, printable
 from kullback.io import RowStream, Windows
-from kullback.io.arrays import (
-    FLOAT8_DTYPES,
-    SAFETENSORS_DTYPES,
-    ArrayLayout,
-    BytesReader,
-    safetensors_header,
-    tensor_layout,
-)
+from kullback.io.arrays import ArrayLayout, BytesReader
+from kullback.io.safetensors_file import FLOAT8_DTYPES, SAFETENSORS_DTYPES, safetensors_header, tensor_layout
 from kullback.io.source_files import FileReference
 from kullback.models.hidden_state_checks import Sample, examined
 from kullback.models.open_model import LOADING, Loading
@@ -346,7 +340,7 @@ def with_heads(
 
 def _number_of_heads(folders: int) -> str:
     if folders == 1:
-        return "one head, that of the model whose hidden states are in the folder"
+        return "one head: the head of the model whose hidden states are in the folder"
     return f"one head for all {folders} folders of hidden states, or {folders} heads, one for each"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -231,6 +232,7 @@ def open_folder(
     transformers = load("transformers", "a Hugging Face model")
     shown = printable(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": not hub}
+    require_device(shown, device)
     with loading_errors(shown, "a causal language model's config.json"):
         config = transformers.AutoConfig.from_pretrained(name, **options)
     require_causal(shown, config)
@@ -270,6 +272,21 @@ def _without_bars(transformers: Any) -> Generator[None]:
             logs.enable_progress_bar()
 
 
+def require_device(shown: str, device: str) -> None:
+    """Refuse a device that torch cannot use on this machine."""
+    try:
+        torch.empty(1, device=device).tolist()
+    except Exception as error:
+        got, instead = (
+            f"{device!r}, where {type(error).__name__}: {str(error).splitlines()[0][:200]}",
+            "--device cpu",
+        )
+        wanted = "a device that torch can use on this machine"
+        raise not_opened(
+            shown, wanted=wanted, got=got, instead=f"{instead} (Loading(device='cpu'))"
+        ) from error
+
+
 @contextmanager
 def loading_errors(
     shown: str, wanted: str, instead: str = "check the folder, or load it in Python and pass the module"
@@ -291,6 +308,19 @@ def require_causal(shown: str, config: Any) -> None:
         raise not_causal(shown, printable(names[0] if names else config.model_type))
 
 
+def folder_of(name: str) -> Path:
+    """Return the folder of a model: for a name on the hub, the folder in the cache where the model was loaded from."""
+    path = Path(name)
+    if "transformers" in sys.modules and not path.exists():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        with suppress(HFValidationError):
+            if isinstance(config := try_to_load_from_cache(name, "config.json"), str):
+                return Path(config).parent
+    return path
+
+
 def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
@@ -299,7 +329,7 @@ def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
     else:
         settings = quantization if isinstance(quantization, dict) else quantization.to_dict()
         dtype, parameters = str(settings.get("quant_method", "quantized")), None
-    folder = Path(name)
+    folder = folder_of(name)
     files = [path for pattern in WEIGHTS for path in folder.glob(pattern)] if folder.is_dir() else []
     size = sum(path.stat().st_size for path in files) or None
     classes = head_classes(model) or int(config.get_text_config().vocab_size)

@@ -126,7 +126,7 @@ def _groups(
     if text is not None and not isinstance(shower, Words):
         of_window = cut.windows(shower, text)[1] if documents is None else documents
         origins = Origins(text.documents, text.records, of_window)
-    return groups_of(str(cut.groups), shower, windows, origins)
+    return groups_of(str(cut.groups), shower, windows, origins, are_stored=documents is None)
 
 
 def _words_of_head(everyone: Sequence[Opened]) -> Words | None:

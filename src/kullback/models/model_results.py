@@ -80,8 +80,8 @@ class Candidate(ShortRepr):
             side is a reference.
         certain_in_groups: `certain` of each group, by name.
         drawn_in_groups: `drawn` of each group, by name.
-        weights_sha256: the SHA-256 of the weight files in the order of their names, if a card is repeated or its
-            reference is written, and the candidate is a folder or a ``.gguf`` file; else None.
+        weights_sha256: the SHA-256 of the weight files, in the order of their names. It is computed for a folder or a
+            ``.gguf`` file if a card is repeated or its reference is written; otherwise None.
     """
 
     model: ModelInfo
@@ -183,7 +183,7 @@ class Recorded:
         text: the path of the text; None if the text was not a file.
         seed: the seed of the intervals; None if a generator had been used before.
         settings: the settings that are not the default, by their names in `compare_models`, `Cut`, `Loading`, `Run`.
-        is_command: whether the command line can make the same comparison: the models and the text have paths.
+        is_command: whether the models and the text have paths, so that the command line can make the same comparison.
     """
 
     path: Path

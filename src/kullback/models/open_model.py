@@ -93,7 +93,7 @@ def open_model(model: object, loading: Loading = LOADING, *, argument: str = "mo
         >>> open_model("nowhere/model")
         Traceback (most recent call last):
             ...
-        kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model, ...
+        kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model or ...
     """
     if isinstance(model, LanguageModel):
         return model
@@ -124,11 +124,15 @@ def open_model(model: object, loading: Loading = LOADING, *, argument: str = "mo
             instead=f"HiddenStates({name!r}, head='folder/of/model') (--head MODEL)",
         )
     sort = ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
+    sort = "a server, which gives only its most probable classes" if is_address(name) else sort
     raise ModelError.at(
         f"{argument} = {printable(name)}",
-        wanted="a folder of a Hugging Face model, a .gguf file or a server",
+        wanted="a folder of a Hugging Face model"
+        + (" or a .gguf file" if argument == "model" else ", a .gguf file or a server"),
         got=f"{sort or 'nothing there'}",
-        instead="check the path, or add --hub (Loading(hub=True)) for a name on the Hugging Face hub",
+        instead="name a folder with its config.json, or a .gguf file"
+        if sort
+        else "check the path, or add --hub (Loading(hub=True)) for a name on the Hugging Face hub",
     )
 
 

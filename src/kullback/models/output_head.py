@@ -334,7 +334,7 @@ class _BodyOutput:
 
 @torch.no_grad()
 def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
-    """Refuse a model whose class makes other logits of the same normed states, by a scale or a cap of its own."""
+    """Refuse a model whose class makes other logits from the same hidden states, for example by a scale or a cap."""
     shown, body = printable(head.name), body_of(model)
     parts.head.weight = torch.nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:
@@ -355,7 +355,7 @@ def _check_forward(model: Any, parts: LastParts, head: OutputHead) -> None:
 
 
 def require_logits(head: OutputHead, made: Tensor, wanted: Tensor, parts: str) -> None:
-    """Refuse a model whose logits are other than its head makes; `parts` names the parts that made these.
+    """Refuse a model whose logits differ from `made`, the logits that its head makes; `parts` names the parts used.
 
     Raises:
         ModelError: the logits differ by more than rounding.

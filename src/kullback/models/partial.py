@@ -49,10 +49,10 @@ def _top_classes(p: PartialRows, q: PartialRows, row: int) -> list[TopClass]:
 def _table(p: PartialRows, q: PartialRows, labels: Tensor, divergences: list[Tensor]) -> Tensor:
     """Return the table of rows from `in_order`, as `measure` returns it; unknown values are NaN."""
     tops = p.ranks(TOP_CLASSES, labels), q.ranks(TOP_CLASSES, labels)
-    known = ((tops[0] >= 0) & (tops[1] >= 0)).double().cumprod(-1)
-    same = (tops[0] == tops[1]).double().cumprod(-1)
+    are_known, same = (tops[0] >= 0) & (tops[1] >= 0), tops[0] == tops[1]
+    agreement = torch.where(are_known, same.double(), torch.nan).cumprod(-1)
     # Lists that differ at one rank have no agreement at later ranks, even if the later classes are not known.
-    agreement = torch.where((known > 0) | (same == 0), same, torch.nan)
+    agreement[(are_known & ~same).cumsum(-1) > 0] = 0
     log_p, log_q = p.label_log_probs, q.label_log_probs
     change = log_q.exp() - log_p.exp()
     both = (log_p == -torch.inf) & (log_q == -torch.inf)
@@ -166,7 +166,7 @@ class _PartialPairing(Pairing):
 
 
 class ListedPairing(_PartialPairing):
-    """A pairing with only some classes on one side or both. It gives bounds of divergences."""
+    """A pairing where P, Q or both give only some classes. It gives bounds of divergences."""
 
     def row_divergences(
         self, p: Any, q: Any, known_p: PartialRows, known_q: PartialRows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,12 +27,12 @@ from kullback.common.files import (
 from kullback.common.words import is_address
 from kullback.errors import invalid_type, invalid_value, printable, safe_repr
 from kullback.io import Reference, RowSource, RowStream, TopKSource
-from kullback.io.arrays import METADATA, encoded_header, read_header
 from kullback.io.reference_writer import STORED, ReferenceWriter
 from kullback.io.row_sources import checked
 from kullback.io.row_stream import rows_from
+from kullback.io.safetensors_file import METADATA, encoded_header, read_header
 from kullback.models.hidden_states import HiddenStates
-from kullback.models.huggingface_model import HuggingFaceModel
+from kullback.models.huggingface_model import HuggingFaceModel, folder_of
 from kullback.models.language_model import LanguageModel
 from kullback.models.model_results import Recorded
 from kullback.models.open_model import LOADING, Loading, open_model
@@ -216,7 +217,7 @@ def recorded_by(
     run: Run,
     further: Mapping[str, bool | None],
 ) -> Recorded:
-    """Return the arguments of a comparison that writes a reference file, which is checked first.
+    """Check that a comparison can write this reference file, and return the arguments of that comparison.
 
     The sides are the base and the candidates, and `further` are other settings of `compare_models`.
 
@@ -283,9 +284,9 @@ def metadata_of(
         known = {
             "model": info.name,
             "model_kind": info.kind,
-            "model_hash": None if info.kind == "module" else weights_hash(info.name),
+            "model_hash": weights_hash(info.name) if info.kind in ("Hugging Face", "GGUF") else None,
             "dtype": info.dtype,
-            "device": _device_of(opened, loading),
+            "device": _device_of(opened),
             "parameters": info.parameters,
             "file_bytes": info.file_bytes,
             "tokenizer": opened.vocabulary.fingerprint,
@@ -295,10 +296,10 @@ def metadata_of(
     return {key: str(value) for key, value in known.items() if value is not None}
 
 
-def _device_of(model: LanguageModel, loading: Loading) -> str | None:
+def _device_of(model: LanguageModel) -> str | None:
     if isinstance(model, HuggingFaceModel):
         return str(next(model.model.parameters()).device)
-    return loading.device if model.info.kind == "GGUF" else None
+    return getattr(model, "device", None) if model.info.kind == "GGUF" else None
 
 
 def _hash_of_text(texts: object) -> str | None:
@@ -311,11 +312,17 @@ def _hash_of_text(texts: object) -> str | None:
 
 
 def weights_hash(model: object) -> str | None:
-    """Return the SHA-256 of a model's weight files in the order of their names; None without files, as in memory."""
+    """Return the SHA-256 of a model's weight files in the order of their names; None without files, as in memory.
+
+    The files of a name on the hub are those in the cache, where the model was loaded from.
+    """
     if not isinstance(model, str | os.PathLike):
         return None
-    path = Path(model)
+    path = folder_of(os.fspath(model))
     files = [path] if path.suffix.lower() == ".gguf" and path.is_file() else []
+    if files and (split := re.fullmatch(r"(.+-)\d{5}(-of-\d{5}\.gguf)", path.name)):
+        begin, end = split.groups()
+        files = sorted(x for x in path.parent.iterdir() if x.name.startswith(begin) and x.name.endswith(end))
     if (path / "config.json").is_file():
         files = sorted(each for pattern in ("*.safetensors", "*.bin") for each in path.glob(pattern))
     if not files:

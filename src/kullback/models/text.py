@@ -83,8 +83,12 @@ def read_texts(path: Path) -> Text:
         ) from None
     if not content.strip():
         raise _wrong(path, wanted="text", got="an empty file", instead="name a file with some thousand words")
+    if path.suffix.lower() == ".json":
+        instead = "write one record in each line of a .jsonl file, or name a .txt file"
+        raise _wrong(path, wanted="a text file, or records in JSONL", got="a .json file", instead=instead)
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
+    content = content.removeprefix("\N{BYTE ORDER MARK}")
     lines = [
         _document(path, number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()
     ]
@@ -178,11 +182,11 @@ class Cut:
     first token of each window.
 
     Attributes:
-        context: the number of tokens in a window, and the largest number of tokens in a conversation. None for that of
-            a reference file, or 512 without such a file.
+        context: the number of tokens in a window, and the largest number of tokens in a conversation. None for the
+            context of a reference file, or 512 without such a file.
         score: ``"second-half"`` scores the tokens after position ``context // 2`` of each window. ``"all"`` scores all
             tokens but the first. ``"assistant"`` scores the replies in conversations and the completions of prompts.
-            None for that of a reference file, or ``"second-half"`` without such a file.
+            None for the score of a reference file, or ``"second-half"`` without such a file.
         most_windows: the largest number of windows to read; None for all windows.
         groups: the groups of scored tokens; every statistic is also computed in each group. None for no groups.
             ``"role"`` groups by the role of the message, or ``"prompt"`` and ``"completion"``. Tokens that a template

@@ -238,7 +238,7 @@ def unserved(
             call,
             "p, q, kind",
             wanted="univariate or categorical distributions, or a power divergence of MultivariateNormal (with "
-            "scales of P below 1e150 times those of Q), Dirichlet or Independent",
+            "scales of P below 1e150 times Q's), Dirichlet or Independent",
             got=f"{kind!r} of {names} by {options.method}",
             instead="KL(), ReverseKL() or Jeffreys(), which more pairs have"
             + ("" if options.method == "monte_carlo" else _by_random_draws(kind)),
@@ -257,7 +257,7 @@ def unserved(
         call,
         "p, q",
         wanted="a pair of distributions with a known divergence",
-        got=f"{names}, for which there is no exact rule",
+        got=f"{names}, which have no exact rule",
         instead=(
             *bounds,
             "method='monte_carlo' for an estimate with a standard error, ",

@@ -447,8 +447,8 @@ def renyi_form(
 ) -> Callable[[RenyiRule], RenyiRule]:
     """Register a formula for P and Q in any of these families: a function of P, Q, the order and 1 minus the order.
 
-    The formula may return None. `error` is a function of P, Q and the value, and bounds the rounding error. If `error`
-    is None, the common bound `_RENYI_ROUNDING` is used.
+    The formula may return None. `error` is a function of P, Q and the value that returns a bound on the rounding error.
+    If `error` is None, the common bound `_RENYI_ROUNDING` is used.
     """
 
     def enter(rule: RenyiRule) -> RenyiRule:

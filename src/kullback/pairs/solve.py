@@ -545,8 +545,8 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
     """Return a sum or an integral if its error is small enough, otherwise the result of another computation.
 
-    If P = Q, the other computation returns 0. If P and Q differ, the other computation is the divergence after undoing
-    the last transforms of P and Q. If there are no such transforms, an error is raised.
+    If P = Q, the result is 0. If P and Q differ, their last transforms are undone, which does not change the
+    divergence, and the result is computed from there. Without such transforms, an error is raised.
     """
     error = cast("Tensor", result.error)
     # A NaN parameter makes both the value and the error NaN.

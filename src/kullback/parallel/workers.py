@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class Workers:
-    """The ranks of a group for CPU tensors, such as gloo's, which all make the same calls; or only this process."""
+    """The processes of a group for CPU tensors, such as gloo's, or only this process. All make the same calls."""
 
     def __init__(self, call: str, group: Any = None) -> None:
         ranks = None if group is None else Ranks(call, group)

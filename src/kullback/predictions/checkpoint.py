@@ -67,7 +67,7 @@ class KeptState:
 @contextmanager
 def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptState | None]:
     """Keep the state file of a comparison until the block ends, when the reports are written. After an error, the file
-    stays. Of several workers, only one `removes` the file.
+    stays. Only one of several workers `removes` the file.
     """
     state = None if path is None else KeptState(path)
     yield state

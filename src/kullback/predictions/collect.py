@@ -16,6 +16,7 @@ from kullback.common.serial_dependence import SerialDependence
 from kullback.common.streaming import Moments
 from kullback.common.words import NO_LABEL
 from kullback.predictions.groups import AgainstRest, Groups
+from kullback.predictions.llama_cpp_statistics import LlamaCpp
 from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.measure import DIVERGENCES
 from kullback.predictions.prediction_results import (
@@ -27,15 +28,7 @@ from kullback.predictions.prediction_results import (
 )
 from kullback.predictions.run import Run
 from kullback.predictions.sources import Clusters, require_values
-from kullback.predictions.statistics import (
-    EXACT_ROWS,
-    ByConfidence,
-    Histogram,
-    LlamaCpp,
-    Quantiles,
-    Segments,
-    Worst,
-)
+from kullback.predictions.statistics import EXACT_ROWS, ByConfidence, Histogram, Quantiles, Segments, Worst
 from kullback.results.value import Value
 
 

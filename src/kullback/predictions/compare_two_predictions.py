@@ -82,9 +82,9 @@ def compare_predictions(
     independent. Without clusters, the order of the rows is examined. If the order shows dependence, blocks of rows are
     the clusters, and a note gives the effective number of rows. Otherwise each row is a cluster. If the clusters are
     too few or too skewed to bound the mean, an end of the interval is infinite, and `Value.reason` gives the reason.
-    The interval does not include kinds of rows that are absent from the sample. Such kinds may be up to 3/n of all
-    rows. If they could add more to the mean than the interval includes, a note gives the amount. Quantiles are exact up
-    to 4,000,000 rows. For more rows, quantiles come from a sketch with relative error 0.005. Every value is computed in
+    The interval does not account for kinds of rows that are absent from the sample. Such kinds may be up to 3/n of all
+    rows. If such rows could raise the mean above the interval, a note gives the amount. Quantiles are exact up to
+    4,000,000 rows. For more rows, quantiles come from a sketch with relative error 0.005. Every value is computed in
     float64 and does not depend on `block_bytes`.
 
     Arguments:

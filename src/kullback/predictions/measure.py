@@ -137,7 +137,7 @@ def _top_classes(weights: Tensor) -> Tensor:
     best = weights.topk(min(TOP_CLASSES + 1, weights.shape[-1]))
     if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
         return best.indices[:, :TOP_CLASSES]
-    # Of equal weights, `topk` may return any.
+    # `topk` may return any of several equal weights.
     rest = weights.clamp(min=LOWEST)  # a copy with -inf at the classes found so far
     places: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):

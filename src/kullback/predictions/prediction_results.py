@@ -249,11 +249,11 @@ class Comparison(Shown):
         unseen: the largest share of `independent_units`, at 95 % confidence, that may be of a kind that is absent from
             the data. The interval of KL(P || Q) does not allow for such a kind. The share is 0 if the interval is wide
             enough for such a kind.
-        independent_units: what intervals assume to be independent: ``"rows"``, ``"blocks"`` of dependent ones,
+        independent_units: what intervals assume to be independent: ``"rows"``, ``"blocks"`` of dependent rows,
             ``"clusters"``, or for language models ``"windows"`` or ``"documents"``.
         further: the results of the statistics that `register_statistic` added, by name.
-        groups: the comparison of the rows of each group, by name; empty without groups. It has no worst rows, and its
-            segments are of the rows of the group alone.
+        groups: the comparison of the rows of each group, by name; empty without groups. A comparison of a group has no
+            worst rows, and its segments contain only rows of the group.
         against_rest: for the comparison of a group, its means minus the means of all other rows, by the names of
             statistics. The differences are paired by independent units, because one unit may have rows in both.
     """

@@ -93,7 +93,8 @@ class Reading:
         rows_in_block: the number of rows that are read at a time.
         rows: the number of rows, or None if it is unknown before the end.
         begins: the rows at which a stopped run may continue; None for every row at which a block ends.
-        stopping: tells at `begins` which measures need more rows. The streams of the others are not read any further.
+        stopping: decides at `begins` which measures need more rows. Streams that no such measure reads are not read
+        further.
         workers: the processes that measure; None for this process alone.
     """
 

@@ -1,4 +1,4 @@
-"""The folder of a card: a comparison of language models to publish, which others repeat without the base."""
+"""The folder of a card: a published comparison of language models that other people can repeat without the base."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _without_folders(
 ) -> tuple[ModelComparison, tuple[Verdict, ...]]:
     """Return a comparison and its verdicts, without the folders of this machine in the names of models."""
     names = [result.base.name, *(each.model.name for each in result.candidates)]
-    public = dict(zip(names, distinct([without_folders(name) for name in names]), strict=True))
+    public = dict(zip(names, distinct([without_folders(name, names) for name in names]), strict=True))
     # All names are replaced in one pass, because a new name may equal the old name of another model.
     pattern = re.compile("|".join(map(re.escape, sorted(public, key=len, reverse=True))))
 
@@ -253,7 +253,7 @@ def _readme(page: Document, record: JsonObject, limits: tuple[str, ...]) -> Docu
     """Return the content of the README: the main table, how it was measured, the notes, and how to repeat it."""
     commands = record["commands"]
     titles = {
-        "repeat": "To repeat it with this folder and the candidates beside it",
+        "repeat": "To repeat it with this folder and the candidates next to it",
         "original": "The original command, with the base and the text",
         "with_text": "To repeat its groups too, with the text",
     }
@@ -282,7 +282,6 @@ def _protocol(record: JsonObject) -> list[tuple[str, str]]:
         *(
             (f"SHA-256 of the weights of {each['name']}", each["weights_sha256"])
             for each in record["candidates"]
-            if each["weights_sha256"] is not None
         ),
         ("dtype and device", ", ".join(filter(None, (base["dtype"], base["device"])))),
         ("fingerprint of the tokenizer", base["tokenizer_sha256"]),

@@ -26,7 +26,7 @@ FLAGS = {
     "block_bytes": "--block-mb",
     "llama_cpp": "--format llama.cpp",
 }
-# The reference has the settings of the text. The others need the base.
+# A card's reference fixes the settings in OF_TEXT. The settings in OF_BASE apply only to a comparison with the base.
 OF_TEXT = ("context", "score", "most_windows")
 OF_BASE = ("noise_floor", "one_at_a_time", "llama_cpp")
 _MEBIBYTE = 1 << 20
@@ -66,6 +66,7 @@ def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates
     """
     card = os.path.basename(os.path.abspath(folder))  # noqa: PTH100, PTH119 - a link keeps its name
     repeatable = [place for place, is_so in enumerate(are_repeatable(result, recorded), 1) if is_so]
+    names, heads = _public(recorded.sides), _public(recorded.heads)
     sides = [recorded.sides[place] for place in repeatable]
     needs_text = any(side is not None and is_address(side) for side in sides)
 
@@ -80,18 +81,18 @@ def commands_of(result: ModelComparison, recorded: Recorded, folder: Path, gates
         ]
         words = [
             card,
-            *(_names(sides) if sides and None not in sides else [ANY_CANDIDATE]),
+            *([names[place] for place in repeatable] if sides and None not in sides else [ANY_CANDIDATE]),
             *_text(recorded if has_text else None),
-            *_heads([recorded.heads[place] for place in repeatable]),
+            *_heads([heads[place] for place in repeatable]),
             *_options(recorded, of_text, OF_BASE),
             *chain.from_iterable(pairs),
         ]
         return _joined(words)
 
     original = [
-        *_names(recorded.sides),
+        *names,
         *_text(recorded),
-        *_heads(recorded.heads),
+        *_heads(heads),
         *_options(recorded),
         *gates,
         "--card",
@@ -116,16 +117,18 @@ def _joined(words: Sequence[str]) -> str:
     return " ".join(printable(shlex.quote(word)) for word in ("kullback", "compare", *words))
 
 
-def _names(sides: Sequence[str | None]) -> list[str]:
-    return [without_folders(side) for side in sides if side is not None]
+def _public(paths: Sequence[str | None]) -> list[str]:
+    """Return the shortest paths that tell the sides or heads apart; an empty text without a path."""
+    among = [path for path in paths if path is not None]
+    return ["" if path is None else without_folders(path, among) for path in paths]
 
 
 def _text(recorded: Recorded | None) -> list[str]:
     return [] if recorded is None or recorded.text is None else ["--text", without_folders(recorded.text)]
 
 
-def _heads(heads: Sequence[str | None]) -> list[str]:
-    folders = [without_folders(head) for head in heads if head is not None]
+def _heads(heads: Sequence[str]) -> list[str]:
+    folders = [head for head in heads if head]
     chosen = folders if len(set(folders)) > 1 else folders[:1]
     return [word for folder in chosen for word in ("--head", folder)]
 

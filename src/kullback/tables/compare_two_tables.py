@@ -33,11 +33,9 @@ from kullback.tables.columns.types import Field
 from kullback.tables.contingency import (
     ComparedBins,
     Pair,
-    TableSettings,
     column_bins,
     column_contingency,
     divergences,
-    effective_rows,
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
@@ -61,6 +59,7 @@ from kullback.tables.table_findings import (
 )
 from kullback.tables.table_profile import CountedTable, Counting, Profile, count_opened
 from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
+from kullback.tables.table_settings import TableSettings, effective_rows
 
 CALL = "compare_tables"
 

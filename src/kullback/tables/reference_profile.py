@@ -141,10 +141,10 @@ def batch_profile(
     exclude: Sequence[str] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Profile:
-    """Return the profile of a batch, counted like the reference, so that it can be compared and merged.
+    """Return the profile of a batch. It is counted like the reference, to be comparable and mergeable.
 
-    The batch is the path of a table, or of a saved profile. It may lack columns of `exclude`. The other arguments are
-    those of `reference_profile`.
+    The batch is the path of a table, or of a saved profile. It may lack columns of `exclude`. `reference_profile`
+    describes the other arguments.
     """
     columns, excluded = chosen_of("batch_profile", columns, exclude)
     if is_profile(batch):

@@ -35,7 +35,7 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The dependence of the examined rows, as the number of rows with the information of one independent row.
+    """The dependence of the examined rows: how many rows carry as much information as one independent row.
 
     `times` has this number for each column whose order shows dependence. The columns in `unknown` have too few
     independent blocks of rows. `repeated` is 1 unless rows of continuous numbers are repeated.

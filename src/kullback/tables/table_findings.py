@@ -76,8 +76,8 @@ FINDINGS: dict[str, tuple[Level, str]] = {
 Version 2 of the JSON format may get new codes, but an existing code never changes.
 """
 MOST_NAMED = 100  # a result names at most this many new categories, and this many vanished categories
-# A column with a larger share of numbers that the grid does not separate is not compared. With a smaller share, total
-# variation is at most this share too small.
+# A column with a larger share of numbers that the grid does not separate is not compared. With a smaller share, the
+# computed total variation is too small by at most the share.
 _MOST_UNSEPARATED = 0.01
 _LARGEST_SCALED = 1e8  # numbers below this limit are finite after a multiplication by 1e300
 NAMED = 5  # a sentence names at most this many categories or columns
@@ -330,7 +330,7 @@ def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Cont
     """Return the finding on the content of a column."""
     if content == "identifier":
         message = (
-            f"{quoted(name)} holds identifiers: nearly every row has its own value, so that its divergences say "
+            f"{quoted(name)} holds identifiers: nearly every row has its own value, so its divergences say "
             f"nothing about a shift; leave it out with exclude= (--exclude)"
         )
         return finding(content, message, name)
@@ -338,7 +338,7 @@ def content_finding(name: str, p: ColumnProfile, q: ColumnProfile, content: Cont
     convert = "pandas.to_datetime" if what == "dates" else "pandas.to_numeric"
     message = (
         f"{quoted(name)} holds text, of which {100 * share:.3g} % are {what}: they are compared as categories, which "
-        f"hardly show a shift, because {reason_against(name, p, q)}; convert the column first, as with "
+        f"rarely show a shift, because {reason_against(name, p, q)}; convert the column first, as with "
         f"{convert}(column, errors='coerce')"
     )
     return finding(content, message, name)

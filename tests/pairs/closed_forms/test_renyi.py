@@ -343,7 +343,7 @@ def test_a_refusal_names_what_was_given() -> None:
     wide, one = (
         MultivariateNormal(torch.zeros(2, dtype=torch.float64), scale_tril=x) for x in (roots, roots[:1])
     )
-    with refused(NoRuleError, wanted="scales of P below 1e150 times those of Q"):
+    with refused(NoRuleError, wanted="scales of P below 1e150 times Q's"):
         divergence(wide, one, Renyi(0.5))
 
 

@@ -17,8 +17,8 @@ from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
 from kullback.tables.columns.types import arrow_field
 from kullback.tables.engines import BatchTable, spark_table
-from kullback.tables.engines.batch_tables import ArrowTable
 from kullback.tables.engines.counters import counter_of
+from kullback.tables.engines.data_frames import ArrowTable
 from kullback.tables.engines.engine import Batch, TableCounter
 from kullback.tables.engines.parts import merged
 from tests.refusals import refused

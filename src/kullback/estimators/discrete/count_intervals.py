@@ -253,7 +253,7 @@ def _not_rejected(
 
 
 def _at_most_of_chi_square(low: Tensor, estimate: Tensor, null: Tensor, rate: Tensor, z: float) -> Tensor:
-    r"""Return `low`, or the limit from the noncentral chi-square distribution where this one is smaller.
+    r"""Return the smaller of `low` and the limit from the noncentral chi-square distribution.
 
     The estimate T of a divergence t is distributed as :math:`c (\chi'^2_\nu(t / c) - \nu)`. With the scale c =
     `rate` / 4 and the degrees of freedom :math:`\nu` = `null` / (2 c^2), its variance is `null` + t `rate`. Its upper

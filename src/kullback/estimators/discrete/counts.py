@@ -16,6 +16,7 @@ from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, kl_influence
 from kullback.estimators.draws import (
     Draws,
+    checked,
     cluster_correction,
     effective_number,
     shares_of,
@@ -24,7 +25,6 @@ from kullback.estimators.draws import (
     variance_of_sum,
 )
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
-from kullback.estimators.registry import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 

@@ -39,7 +39,7 @@ KNOWN = 1e15
 
 
 class CoverageCorrection(NamedTuple):
-    """The predicted contribution of unseen categories to KL, the same shrunken towards 0, and the latter's variance."""
+    """The predicted contribution of unseen categories to KL, this prediction shrunken towards 0, and its variance."""
 
     predicted: Tensor
     shrunken: Tensor

@@ -23,14 +23,8 @@ from torch.nn.functional import pad
 from kullback.common.dtypes import dtype_name
 from kullback.common.extra_arguments import by_name
 from kullback.common.words import NO_LABEL
-from kullback.io.arrays import (
-    METADATA,
-    BytesReader,
-    is_dense,
-    load_tensors,
-    safetensors_header,
-    tensor_layout,
-)
+from kullback.io.arrays import BytesReader, is_dense, load_tensors
+from kullback.io.safetensors_file import METADATA, safetensors_header, tensor_layout
 from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k.source import Piece, TopKReader
 from kullback.partial_rows import PartialRows

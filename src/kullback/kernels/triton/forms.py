@@ -12,7 +12,8 @@ __all__ = ["Form", "form_of"]
 
 
 class Form(IntEnum):
-    """The forms of terms. Each divergence of `DivergenceCode` has the form of the same name and number.
+    """The formulas for a term of a divergence. Each divergence of `DivergenceCode` has the form of the same name and
+    number.
 
     `SKEW` is a mixture with weight 0 on Q's side, and `EVEN` is a mixture with equal weights and shares of 1/2.
     """

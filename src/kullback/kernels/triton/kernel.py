@@ -313,8 +313,8 @@ def _log1p(x):
 def _renyi(value, sums, unit, state, numbers):
     """Return Renyi's divergence from the power divergence `value`, the factors of its derivatives with respect to P and
     Q, their sums, and three numbers that describe the derivatives. The first is whether the derivatives are the
-    affinities divided by their sum. If not, they equal the derivatives of the power divergence. The others are the
-    inverse of the sum and the logarithm of its unit.
+    affinities divided by their sum. If not, they equal the derivatives of the power divergence. The second and the
+    third are the inverse of the sum of the affinities, and the logarithm of the unit of this sum.
     """
     weight, order, _, exponent, _, _ = numbers
     change = value * order * exponent  # the sum of the affinities minus 1

@@ -421,7 +421,7 @@ def plain_form(d: Distribution) -> Distribution:
 def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution] | None:
     """Return P and Q after undoing a transform of P or Q that maps the real line onto a part of it, such as exp.
 
-    The transforms after it are undone too. If neither P nor Q has such a transform, the result is None.
+    Later transforms are undone too. If neither P nor Q has such a transform, the result is None.
 
     A transform such as exp brings an infinite end close to 0, where float64 cannot resolve the mass of a slowly falling
     tail. Undoing the transform does not change the divergence, and float64 resolves this mass on the whole line.

@@ -19,16 +19,19 @@ LONGEST_NAME = 18
 
 
 def draw_plots(result: ModelComparison) -> list[Plot]:
-    """Return the ladder and, if at least two candidates can be drawn, the plot of mean KL against size on disk."""
-    means = [(name_of(each), each.comparison.divergences["kl_pq"].mean) for each in result.candidates]
+    """Return the plot of mean KL and, for at least two candidates with a size, the plot of KL against size on disk."""
+    means = [(name_of(each, result), each.comparison.divergences["kl_pq"].mean) for each in result.candidates]
     if result.noise_floor is not None:
         means.append(("rounding noise", result.noise_floor.comparison.divergences["kl_pq"].mean))
     return [*draw_ladder(means), *_sizes(result)]
 
 
-def name_of(candidate: Candidate) -> str:
-    """Return the last part of a candidate's name, short enough for a plot."""
-    label = candidate.model.name.rstrip("/").rsplit("/", 1)[-1]
+def name_of(candidate: Candidate, result: ModelComparison) -> str:
+    """Return the last part of a candidate's name, or the name if others have this part, short enough for a plot."""
+    last, *others = (
+        each.model.name.rstrip("/").rsplit("/", 1)[-1] for each in (candidate, *result.candidates)
+    )
+    label = last if others.count(last) == 1 else candidate.model.name
     return label if len(label) <= LONGEST_NAME else f"…{label[1 - LONGEST_NAME :]}"
 
 
@@ -53,7 +56,7 @@ def _sizes(result: ModelComparison) -> list[Plot]:
             size = file_bytes / unit
             axes.plot([size], [kl.mean], "o", color=FIRST)
             draw_interval(axes, size, Point.of(kl, ""), along_x=False)
-            label = f"{'≥ ' * candidate.is_lower_bound}{name_of(candidate)}"
+            label = f"{'≥ ' * candidate.is_lower_bound}{name_of(candidate, result)}"
             axes.annotate(plain(label), (size, kl.mean), (6, 4), textcoords="offset points", fontsize=9)
         make_logarithmic(axes, axes.yaxis)
         axes.set_xlim(0, 1.25 * largest / unit)

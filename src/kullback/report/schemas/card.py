@@ -26,6 +26,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kullback.common.files import file_hash, without_folders
@@ -67,10 +68,11 @@ def fields(
     """
     stored, windows = reference.metadata, reference.windows
     text = None if recorded.text is None else without_folders(recorded.text)
+    base = without_folders(stored.get("model", result.base.name))
     fields: Fields = {
         "schema": SCHEMA,
         "base": {
-            "name": without_folders(stored.get("model", result.base.name)),
+            "name": result.base.name if Path(result.base.name).name == base else base,
             "kind": stored.get("model_kind"),
             "dtype": result.base.dtype,
             "device": stored.get("device"),

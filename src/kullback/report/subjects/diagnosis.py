@@ -14,7 +14,7 @@ from kullback.report.plots.points import Point, draw_points
 from kullback.report.schemas import diagnosis as schema
 from kullback.results.verdict import Verdict
 
-_DIVERGENCES = "The divergence of what the tensors seem to hold"
+_DIVERGENCES = "The divergence of the inferred distributions"
 _LABEL = "KL of a row, nats (mean, smallest and largest)"
 
 

@@ -151,7 +151,9 @@ def _parts(result: Mismatch) -> Table:
             part.name,
             "not separable" if part.value is None else number(part.value.value),
             "" if part.value is None else interval(part.value.interval),
-            part.meaning if not part.missing else f"{', '.join(part.missing)} is missing",
+            part.meaning
+            if not part.missing
+            else f"{' and '.join(part.missing)} {'is' if len(part.missing) == 1 else 'are'} missing",
         ]
         for part in result.parts
     ]

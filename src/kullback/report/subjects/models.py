@@ -152,7 +152,7 @@ def _measured(result: ModelComparison) -> Measured:
 def _plot(result: ModelComparison) -> Plot:
     """Return the plot of the mean divergence of each candidate, the closest first."""
     points = [
-        Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each)}")
+        Point.of(each.comparison.divergences[KL_PQ], f"{'≥ ' * each.is_lower_bound}{name_of(each, result)}")
         for each in result.candidates
     ]
     label = label_of("mean KL(P‖Q) of a token, nats", points, _measured(result).confidence)
@@ -228,9 +228,7 @@ def _section(result: ModelComparison, place: int, candidate: Candidate, scale: f
     blocks: list[Block] = [Findings("Infinite divergences", remarks)] if remarks else []
     blocks.append(
         Passages(
-            "The text, worst passages first"
-            if result.whole_text
-            else "The passages in which it differs most",
+            "The text, worst passages first" if result.whole_text else "The passages where it differs most",
             number(scale),
             [
                 _passage(result, passage, scale)
@@ -412,8 +410,8 @@ def _outcome(result: ModelComparison) -> str:
     """Return the outcome in one sentence."""
     best = result.candidates[0]
     kl = best.comparison.divergences[KL_PQ]
-    same = percent(best.comparison.top1_agreement.value)
-    distance = _least(best) + with_interval(kl, " per token")
+    share, distance = best.comparison.top1_agreement.value, _least(best) + with_interval(kl, " per token")
+    same = "an unknown share" if math.isnan(share) else percent(share)
     if len(result.candidates) == 1:
         if kl.maximum == 0 and best.known == "all classes":
             return f"{best.model.name} predicts the same as {result.base.name} at every token."

@@ -277,7 +277,7 @@ MEANINGS = (
     JS,
     Meaning(
         "TV",
-        "total variation: the most by which P and Q can differ on the probability of any event.",
+        "total variation: the largest difference between P and Q in the probability of an event.",
         "½ Σ |p − q|",
     ),
     Meaning(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kullback.common.optional import load
-from kullback.tables.engines.batch_tables import (
+from kullback.tables.engines.dask_table import DaskTable
+from kullback.tables.engines.data_frames import (
     ArrowTable,
     DuckTable,
     IbisTable,
@@ -15,7 +16,6 @@ from kullback.tables.engines.batch_tables import (
     PolarsTable,
     not_a_table,
 )
-from kullback.tables.engines.dask_table import DaskTable
 from kullback.tables.engines.engine import Caller, Table
 from kullback.tables.engines.spark_table import SparkTable
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kullback.tables.columns.types import Field
-from kullback.tables.engines.batch_tables import PandasTable, distinct_names
+from kullback.tables.engines.data_frames import PandasTable, distinct_names
 from kullback.tables.engines.engine import Caller, Table, TableCounter
 from kullback.tables.engines.parts import count_part, merge_parts, merged
 

@@ -16,7 +16,7 @@ from kullback.common.optional import load
 from kullback.errors import LONGEST_NAME, FileError, printable
 from kullback.io.csv_text import CsvHeader, header_of, open_text
 from kullback.io.source_files import FileReference
-from kullback.tables.engines.batch_tables import DuckTable
+from kullback.tables.engines.data_frames import DuckTable
 from kullback.tables.engines.engine import Batches, Caller
 
 MEMORY_LIMIT = "500MB"

@@ -13,7 +13,7 @@ from typing import Any
 
 from kullback.errors import OptionalDependencyError
 from kullback.tables.columns.types import Field, narwhals_field
-from kullback.tables.engines.batch_tables import distinct_names
+from kullback.tables.engines.data_frames import distinct_names
 from kullback.tables.engines.engine import BATCH_ROWS, Batch, Batches, BatchTable, Caller, Table, TableCounter
 from kullback.tables.engines.parts import count_part, merge_parts, merged
 

@@ -208,7 +208,7 @@ def _rows_of_p(n: float, total: Floats, number: int, random: np.random.Generator
 
 
 def _hypergeometric(n: Floats, good: float, rows: float, random: np.random.Generator) -> Floats:
-    """Draw how many of n random rows are among `good` of all rows: binomial if either number is small, else normal."""
+    """Draw the number of `good` rows among n random rows; binomial if n or `good` is small, otherwise normal."""
     if good <= FEW:
         return random.binomial(int(good), n / rows).astype(np.float64)
     if n.max() <= FEW:
