@@ -257,14 +257,9 @@ def require_device(shown: str, device: str) -> None:
     try:
         torch.empty(1, device=device).tolist()
     except Exception as error:
-        got, instead = (
-            f"{device!r}, where {type(error).__name__}: {str(error).splitlines()[0][:200]}",
-            "--device cpu",
-        )
-        wanted = "a device that torch can use on this machine"
-        raise not_opened(
-            shown, wanted=wanted, got=got, instead=f"{instead} (Loading(device='cpu'))"
-        ) from error
+        wanted, got = "a device that torch can use on this machine", f"{device!r}: {type(error).__name__}"
+        instead = "--device cpu (Loading(device='cpu'))"
+        raise not_opened(shown, wanted=wanted, got=got, instead=instead) from error
 
 
 @contextmanager

@@ -515,3 +515,17 @@ def test_open_intervals_of_vectors_name_fewer_components() -> None:
             assert note not in half.notes
             covered += low <= 6 * of_one <= high
     assert covered >= 17, covered
+
+
+@pytest.mark.parametrize("units", ["draws", "clusters"])
+@pytest.mark.parametrize("weight", [50.0, 200.0, 600.0])
+def test_one_draw_with_much_of_the_weight_proves_no_difference(units: str, weight: float) -> None:
+    """P = Q; the first of P's 200 draws has a fifth to three quarters of the weight."""
+    above = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x, y = (rng.choice(5, 200, p=[0.4, 0.3, 0.15, 0.1, 0.05]) for _ in "pq")
+        cluster = np.arange(200) if units == "clusters" else None
+        found = kl_estimate(Samples(x, weights=np.r_[weight, np.ones(199)], cluster=cluster), Samples(y))
+        above += found.interval is not None and bool(found.interval[0] > 0)
+    assert above <= 3

@@ -33,6 +33,8 @@ from kullback.samples import Samples
 _MOST_FOR_SPREAD = 1000
 # Above this number of draws, powers of counts in the formulas and in the search for intervals would be infinite.
 _MOST_DRAWS = 1e30
+# If draws or clusters of unequal weights have an effective number below this one, the counts have at most this number.
+_FEW_UNITS = 5
 # More draws than this number would need too much memory as `Samples`: 16 GiB for the labels alone.
 _MOST_SAMPLES = 2**31
 
@@ -177,6 +179,8 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
     if not 2 <= number <= _MOST_FOR_SPREAD:
         return 1.0
     covariance = torch.zeros(number, number, dtype=torch.float64, device="cpu")
+    # With few units, or few heavy ones, the eigenvalues have a large sampling error. `factor` increases the result for
+    # this reason.
     squares, factor = 0.0, 1.0
     for codes, counts, samples in ((codes_p, a, p), (codes_q, b, q)):
         if samples.is_plain:
@@ -193,7 +197,9 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             of_side += squares_in.sum() * torch.outer(proportions, proportions)
             root = pooled.cpu().sqrt()
             of_side = of_side / torch.outer(root, root)
-            squares -= float(torch.trace(of_side)) ** 2 / effective_number(shares, len(shares))
+            alike = effective_number(shares, len(shares))
+            squares -= float(torch.trace(of_side)) ** 2 / alike
+            factor = max(factor, student_ratio(0.95, max(alike, 2.0)) ** 2)
         else:
             shares = shares_of(samples, counts)
             clusters = samples.groups
@@ -202,8 +208,6 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
             of_side = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
-            # With few clusters, or few large clusters, the eigenvalues have a large sampling error. `factor` increases
-            # the result for this reason.
             alike = effective_number(sizes, clusters)
             squares -= float(torch.trace(of_side)) ** 2 / alike
             factor = max(factor, student_ratio(0.95, max(alike, 2.0)) ** 2)
@@ -236,9 +240,14 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
     shares = shares_of(samples, codes.new_zeros((), dtype=torch.float64))
     proportions = torch.bincount(codes, shares, minlength=categories)
     if samples.cluster is None:
-        return proportions * _weighted_number(codes, shares, proportions)
-    cluster = tensor_in_place(samples.cluster).to(codes.device)
-    return proportions * _clustered_number(codes, shares, proportions, cluster)
+        sizes, number = shares, _weighted_number(codes, shares, proportions)
+    else:
+        cluster = tensor_in_place(samples.cluster).to(codes.device)
+        sizes = torch.bincount(cluster, shares)
+        number = _clustered_number(codes, shares, proportions, cluster)
+    # A unit with much of the weight determines the proportion of its own category, so the design effect hides it.
+    alike = effective_number(sizes, len(sizes))
+    return proportions * (min(number, alike) if alike < min(_FEW_UNITS, len(sizes) / 2) else number)
 
 
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
@@ -277,16 +286,22 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> tuple[float, float]:
     """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws.
 
-    The second number is the effective number of clusters, infinite without clusters.
+    `codes` has the category of each draw. `influence` and `x` have the influence of a draw in each category, and the
+    effective count of each category. The second number is the effective number of clusters, or of draws with different
+    weights; it is infinite without clusters and weights.
     """
     if samples.is_plain:
         return 1.0, math.inf
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
     independent = (x * influence.square()).sum() / x.sum() ** 2
     ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
-    if samples.cluster is None:
-        return max(ratio, 1.0), math.inf
-    squares = torch.bincount(tensor_in_place(samples.cluster).to(terms.device), terms).square()
+    # With few heavy draws or clusters, the variance has a large sampling error.
+    of_units = (
+        terms
+        if samples.cluster is None
+        else torch.bincount(tensor_in_place(samples.cluster).to(terms.device), terms)
+    )
+    squares = of_units.square()
     dof = dof_of_squares(float(squares.sum()), float(squares.square().sum()), squares.numel())
     return max(ratio, 1.0) * student_ratio(0.95, 1 + dof) ** 2, 1 + dof
 
