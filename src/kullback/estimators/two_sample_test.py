@@ -351,7 +351,7 @@ def _of_ranks(pooled: Array) -> BinCounts:
         "anderson_darling": distance(number * middle, 0.5, totals / number / divisor),
         "spread_of_ranks": difference_of_means(square),  # Klotz, 1962
         "chi_squared": chi_squared,
-        "energy": distance(below, 1.0, steps),
+        "energy": distance(below.astype(np.float64), 1.0, steps),
     }
     if 2 * values >= number:
         # Where most numbers repeat, the bins of chi_squared hold single values, and also detect skewness.

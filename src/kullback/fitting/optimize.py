@@ -65,8 +65,12 @@ def lower_of(first: Minimum, other: Minimum, tol: float) -> Minimum:
     steps = max(len(first.history), len(other.history))
     padded = [[*x.history, *[x.history[-1]] * (steps - len(x.history))] for x in (first, other)]
     history = [torch.where(better, y, x) for x, y in zip(*padded, strict=True)]
-    both = zip(first[:-1], other[:-1], strict=True)
-    return Minimum(*(torch.where(better[:, None] if x.ndim > 1 else better, y, x) for x, y in both), history)
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(better[:, None] if x.ndim > 1 else better, y, x)
+
+    u, value, gradient, above, converged, iterations = map(chosen, first[:-1], other[:-1])
+    return Minimum(u, value, gradient, above, converged, iterations, history)
 
 
 def minimize(

@@ -141,8 +141,8 @@ class CsvReader(Reader):
             self.class_names = tuple(self._names[at].strip() for at in self._places)
         values = [[row[at] for at in self._places if at < len(row)] for row in rows[self._header_lines > 0 :]]
         whole = all(map(is_whole, values[0]))
-        columns = zip(*filter(None, values), strict=False)
-        self.integer_classes = some_of([all(map(is_whole, column)) for column in columns])
+        by_class = zip(*filter(None, values), strict=False)
+        self.integer_classes = some_of([all(map(is_whole, column)) for column in by_class])
         self.dtype = torch.int64 if whole and not named else torch.float64
 
     def _refuse_doubtful_header(self, first: list[str], second: list[str], *, is_quoted: bool) -> None:

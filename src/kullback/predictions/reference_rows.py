@@ -87,7 +87,7 @@ class ReferenceRows:
         for place, name in enumerate(DIVERGENCES):
             of = columns[place * width : (place + 1) * width]
             variances, thirds = (torch.stack(moments, -1) for moments in (of[4:7], of[7:]))
-            self.divergences[name] = DrawnDivergence(*of[:4], variances, thirds)
+            self.divergences[name] = DrawnDivergence(of[0], of[1], of[2], of[3], variances, thirds)
 
     def __len__(self) -> int:
         return len(self.table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -83,13 +83,16 @@ def contingency_tables(
     """
     table = open_table(frame)
     wanted = [name for key in keys for name in key]
-    for name in [*wanted, *([weights] if weights is not None else [])]:
-        if name not in table.fields:
-            instead = f"one of {', '.join(map(quoted, list(table.fields)[:10]))}"
-            wanted_ = "columns of the table"
-            raise invalid_value(
-                "contingency_tables", "keys", wanted=wanted_, got=quoted(name), instead=instead
-            )
+    for argument, names in (("keys", wanted), ("weights", [] if weights is None else [weights])):
+        for name in names:
+            if name not in table.fields:
+                columns, instead = (
+                    "columns of the table",
+                    f"one of {', '.join(map(quoted, [*table.fields][:10]))}",
+                )
+                raise invalid_value(
+                    "contingency_tables", argument, wanted=columns, got=quoted(name), instead=instead
+                )
     ways = {
         name: of_column.written
         for name, of_column in bins.items()
@@ -423,7 +426,7 @@ def _shown(table: ContingencyTable, pooled: _Pooled, parts: Floats) -> tuple[Bin
     def bin_of(label: str, index: Any, ends: tuple[float, float] | None = None) -> Bin:
         return Bin(label, *(ends or (None, None)), *(float(side[index].sum()) for side in (a, b, parts)))
 
-    places = zip(order.tolist(), pooled.frequent[order].tolist(), strict=True)
+    places: Iterable[tuple[int, int]] = zip(order.tolist(), pooled.frequent[order].tolist(), strict=True)
     bins = [bin_of(table.labels[place], index, table.ends[place]) for index, place in places]
     if len(rest):
         bins.append(bin_of(f"{len(rest):,} others", rest))

@@ -46,7 +46,9 @@ def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> t
     d = x.shape[1]
     mean_p, covariance_p = _moments(x, w, n)
     mean_q, covariance_q = _moments(y, v, m)
-    precision, precision_p = np.linalg.inv(covariance_q), np.linalg.inv(covariance_p)
+    precision, precision_p = (
+        np.linalg.inv(covariance).astype(np.float64) for covariance in (covariance_q, covariance_p)
+    )
     shift = mean_p - mean_q
     shrink = (m - d - 2) / (m - 1)
     trace = float(np.sum(precision * covariance_p)) * shrink

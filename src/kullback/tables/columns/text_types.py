@@ -195,7 +195,7 @@ def _texts(name: str, sides: Sequence[Side], *, weighted: bool) -> tuple[list[in
     filled = {at: side.columns[name] for at, side in enumerate(sides) if name in side.columns}
     filled = {at: column for at, column in filled.items() if not column.empty}
     places = [at for at, column in filled.items() if name in sides[at].strings and _may_be_read(column)]
-    other_types = {column.column_type for at, column in filled.items() if at not in places}
+    other_types: set[ColumnType] = {column.column_type for at, column in filled.items() if at not in places}
     if not places or len(other_types) > 1 or not other_types <= NUMBERS:
         return [], None
     is_identifier = not weighted and all(identifies(name, column) for column in filled.values())
