@@ -170,7 +170,7 @@ class Draws:
     @property
     def effective(self) -> float:
         """Kish's effective sample size of the weights."""
-        return effective_number(self.weights, len(self))
+        return effective_number(self.weights, self.tensor.shape[0])
 
     def variance(self, influence: Array) -> float:
         """Return the variance of the sum of `influence`, shape (n,), where draws within a cluster may be dependent."""

@@ -148,9 +148,11 @@ def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
     its draws would all be new. Equal draws of one cluster count as a single draw.
     """
     values, codes = np.unique(np.concatenate([p.x[:, 0], q.x[:, 0]]), return_inverse=True)
+    if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE:
+        return None
     units = np.concatenate([p.units, q.units + p.groups])
     counts = np.bincount(np.unique(np.stack([codes, units]), axis=1)[0])
-    if not FEWEST_VALUES < len(values) <= counts.sum() / DRAWS_FOR_VALUE:
+    if len(values) > counts.sum() / DRAWS_FOR_VALUE:
         return None
     if (counts == 1).sum() > _ONE_DRAW * (1 + ((counts == 2) | (counts == 3)).sum()):
         return None

@@ -15,11 +15,13 @@ from kullback.common.extra_arguments import by_name
 from kullback.common.inputs import (
     all_recordable,
     can_inspect_all,
-    check_numbers,
+    check_dense,
+    described,
     first_of,
     first_value,
+    is_integer,
 )
-from kullback.errors import invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
@@ -353,9 +355,14 @@ def _check_form(teacher: TopK) -> None:
         ("indices", indices, "an integer tensor of class indices"),
         ("log_probs", log_probs, "a floating-point tensor of log-probabilities"),
     ):
-        wanted, whole = f"{kind}, shape (..., k) with k at least 1", name == "indices"
-        instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
-        check_numbers(call, name, x, wanted=wanted, instead=instead, whole=whole, nonempty=True)
+        is_tensor = isinstance(x, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if is_tensor:
+            check_dense(call, name, x)
+        has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
+        if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
+            wanted = f"{kind}, shape (..., k) with k at least 1"
+            instead = f"log_probs, indices = logits.log_softmax(-1).topk(k), then {call}(indices, log_probs)"
+            raise invalid_type(call, name, wanted=wanted, got=described(x), instead=instead)
     if indices.shape != log_probs.shape:
         wanted, got = f"one for each index, shape {tuple(indices.shape)}", f"shape {tuple(log_probs.shape)}"
         instead = f"{call}(indices, log_probs) of the same positions and the same k"

@@ -105,8 +105,8 @@ class CategoryCounts:
     @cached_property
     def reversed(self) -> Self:
         """The counts with P and Q exchanged, for KL(Q || P)."""
-        exchanged = {name: getattr(self, name)[::-1] for name in ("inflation", "n", "groups")}
-        return replace(self, a=self.b, b=self.a, **exchanged)
+        inflation, n, groups = self.inflation[::-1], self.n[::-1], self.groups[::-1]
+        return replace(self, a=self.b, b=self.a, inflation=inflation, n=n, groups=groups)
 
     def at(self, confidence: float) -> Self:
         """Return the counts with variances for a normal quantile at this confidence; `inflation` is for 95 %.
