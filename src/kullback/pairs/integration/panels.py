@@ -100,8 +100,6 @@ SAFETY = 4.0
 In benchmarks/panel_constants.py, a factor of 1 needs 2 % fewer evaluation points than 4, and a factor of 16 needs 7 %
 more.
 """
-# A missed mass of at most _MISSED is a rounding error.
-_MISSED = 1e-12
 # The nodes and weights are listed from the middle of [-1, 1] outwards, as in QUADPACK. Gauss's rule uses every other
 # node.
 _POSITIVE_NODES = (
@@ -179,22 +177,6 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     powered = size * (200 * difference / size.clamp(min=1e-300)) ** 1.5
     cornered = 100 * difference**2 / (other - fine).abs().clamp(min=1e-300)
     return fine, torch.minimum(difference, torch.maximum(powered, cornered)) + 2e-16 * size
-
-
-def of_missed_mass(mass: Tensor, by_mass: Tensor, missed: Tensor) -> Tensor:
-    """Return an error of a divergence whose nodes, or panels, miss some of a density's mass, or have too much mass.
-
-    The mass may be missed where the terms are much larger than their mean, such as next to an end where a black box is
-    extrapolated. Nodes with less mass than the missed mass cannot have missed it.
-
-    Arguments:
-        mass: the mass of the density at each node, shape (..., nodes).
-        by_mass: the size of the terms' derivatives with respect to the logarithms of the masses, shape (..., nodes).
-        missed: the absolute difference between 1 and the sum of the masses, shape (...).
-    """
-    slopes = torch.where(mass >= missed.unsqueeze(-1), by_mass / mass, 0)
-    slopes = torch.where(slopes.isfinite(), slopes, 0).amax(-1)
-    return torch.where(missed > _MISSED, missed * slopes, 0)
 
 
 def relative_errors(errors: Tensor, sizes: Tensor) -> Tensor:

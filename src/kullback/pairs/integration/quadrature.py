@@ -43,7 +43,6 @@ from kullback.pairs.integration.panels import (
     Places,
     integrate,
     integrate_panels,
-    of_missed_mass,
     panel_nodes,
 )
 from kullback.pairs.numerics.parameters import is_tracked
@@ -193,7 +192,7 @@ def integrate_kl(
         # p log(p / q), not p log(p / q) - p + q.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
-        judged: list[tuple[KLColumns, KLTotals, Tensor]] = []  # the current panels, and the sums over them
+        judged: list[tuple[KLTotals, Tensor]] = []  # the sums over the current panels
 
         def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
             columns, mass_errors = KLColumns(*parts[0].columns[:-1]), parts[0].columns[-1]
@@ -203,7 +202,7 @@ def integrate_kl(
             totals = totals._replace(
                 rounding=totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
             )
-            judged[:] = [(columns, totals, is_whole)]
+            judged[:] = [(totals, is_whole)]
             has_mass = mass_errors.sum(-1) <= MASS_ERROR
             enough = totals.are_enough(target, SAFETY) & has_mass | ~totals.value.isfinite()
             return enough, [torch.where(has_mass.unsqueeze(-1), totals.errors, mass_errors)]
@@ -211,16 +210,14 @@ def integrate_kl(
         marks = line.marks([(fixed_p, of_p), (fixed_q, of_q)])
         edges, overflows = _edges(pair, marks, tails)
         (panels,) = integrate(LINE, [(edges, partial(_integrated, pair))], judge, target.max_evaluations)
-        columns, totals, is_whole = judged[-1]
-        unintegrated = 1 - columns.mass_p.sum(-1)
+        totals, is_whole = judged[-1]
+        unintegrated = 1 - KLColumns(*panels.columns[:-1]).mass_p.sum(-1)
         mean = totals.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         value = totals.value + mean * unintegrated
         is_finite = value.isfinite()
         # If log q overflows, the value is inf or NaN, but the integral may be finite. So the error is set to infinity.
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
-        error = torch.where(is_finite, SAFETY * totals.error + totals.rounding, endless) + of_missed_mass(
-            columns.mass_p, columns.values[1].abs() + columns.mass_p, unintegrated.abs()
-        )
+        error = torch.where(is_finite, SAFETY * totals.error + totals.rounding, endless)
     if torch.is_grad_enabled():
         lower, upper = panels.places
         if moves_nodes:
