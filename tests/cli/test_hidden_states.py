@@ -125,6 +125,7 @@ def test_bad_input_is_one_line(root: Path, tmp_path: Path) -> None:
         ("compare", base, served, "--head", tmp_path / "none"): "config.json",
         ("compare", base, served, *head, *head): "wanted one head: the head of the model",
         ("compare", base, int8, "--text", words, *head): "leave --head out",
+        ("compare", base, tmp_path / "nowhere", "--text", words, *head): "nowhere, or leave --head out",
         ("compare", base, served, *head, "--text", words, "--context", 50): "at index",
         ("compare", base, served, *head, "--score", "assistant"): "Write: --score all",
         ("compare", base, served, *head, "--context", 512): "wanted 48, as in",

@@ -309,12 +309,13 @@ def with_heads(
     """Return sides of a comparison, with the folders of hidden states opened by one head for all, or one for each."""
     stored = [name for name in sides if is_hidden_states(name)]
     if len(heads) not in (len(stored), min(1, len(stored))):
+        missing = "".join(f"check the path {printable(x)}, or " for x in sides if not Path(x).exists())
         raise ArgumentValueError.at(
             "--head",
             "--head",
             wanted=_number_of_heads(len(stored)) if stored else "a side that is a folder of hidden states",
             got=counted(len(heads), "head") if heads and stored else "none",
-            instead="--head MODEL" if stored else "leave --head out",
+            instead="--head MODEL" if stored else missing + "leave --head out",
         )
     folders = iter(heads if len(heads) == len(stored) else [*heads] * len(stored))
     head_of = cache(lambda folder: open_head(folder, loading))
