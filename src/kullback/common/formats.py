@@ -280,6 +280,16 @@ def counted(value: int, noun: str, plural: str | None = None) -> str:
     return f"{count(value)} {noun if value == 1 else plural or noun + 's'}"
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of the others.
+
+    Example:
+        >>> listed(["a", "b", "c"], 2)
+        'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def visible(text: str, *, space: str = " ") -> str:
     """Return a text with marks for invisible characters: ``⏎`` for a newline, ``⇥`` for a tab, and codes (``\\x1b``).
 

@@ -200,7 +200,7 @@ class QuantileSketch:
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Return the quantiles at `probabilities`, numbers from 0 to 1 in any shape, interpolated linearly between
-        values of neighboring ranks. Without values, they are NaN.
+        values of neighboring ranks. Without values, they are NaN. So is a finite one above 1e39, except an extreme.
 
         Example:
             >>> import torch

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from kullback.common.formats import listed
 from kullback.common.inputs import is_other_storage
 from kullback.errors import invalid_value
 from kullback.kernels.overlap import may_overlap
@@ -239,7 +240,7 @@ def check_statistics(call: str, student: torch.nn.Module, teacher: torch.nn.Modu
     ]
     if changing:
         wanted = "a teacher that shares no running averages with the student, because training changes them"
-        got = f"one that shares those of {_listed(changing)}"
+        got = f"one that shares those of {listed(changing, _NAMES)}"
         instead = "copy.deepcopy of these modules in the student"
         raise invalid_value(call, "teacher", wanted=wanted, got=got, instead=instead)
 
@@ -272,10 +273,10 @@ def _refusal(
     shared: list[str],
     learning: Mapping[str, Tensor],
 ) -> Exception:
-    listed = _listed(shared)
-    got = f"one that shares {len(shared)} of the student's {len(learning)}: {listed}"
+    names = listed(shared, _NAMES)
+    got = f"one that shares {len(shared)} of the student's {len(learning)}: {names}"
     if not learning:
-        got = f"a student whose parameters are all the teacher's, so that none learns: {listed}"
+        got = f"a student whose parameters are all the teacher's, so that none learns: {names}"
     elif student is teacher:
         got = f"the student itself: {got}"
     if any(hasattr(without_containers(model), "disable_adapter") for model in (student, teacher)):
@@ -297,11 +298,6 @@ def _refusal(
         )
     wanted = "a teacher that shares no parameter that learns with the student, because the teacher is frozen"
     return invalid_value(call, "teacher", wanted=wanted, got=got, instead=instead)
-
-
-def _listed(names: list[str]) -> str:
-    others = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(names[:_NAMES]) + others
 
 
 @contextmanager

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.formats import listed
 from kullback.common.words import NO_LABEL, is_name_of_ids, nearest
 from kullback.errors import FileError, printable, quoted
-from kullback.io.source_files import FileReference, listed
+from kullback.io.source_files import FileReference
 
 # The possible names of an array or a metadata entry that holds the names of the classes.
 NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "categories", "vocabulary")

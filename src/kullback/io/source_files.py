@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from kullback.common.files import check_input
+from kullback.common.formats import listed
 from kullback.errors import LONGEST_GOT, LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
 
 EXTENSIONS = {
@@ -184,11 +185,6 @@ def _agrees(claimed: str, head: bytes) -> bool:
         return not _seen(head) and b"\0" not in head
     # A PyTorch file that is not a zip archive has the format before torch 1.6, which a later error explains.
     return claimed == "pt" or head.startswith(MAGIC[claimed])
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """Return the first names, and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def choose_key(ref: FileReference, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.formats import listed
 from kullback.common.words import nearest
 from kullback.errors import ArgumentValueError, invalid_value, printable, quoted, safe_repr
-from kullback.io.source_files import listed
 from kullback.io.windows import Windows
 from kullback.models.conversations import TEMPLATE, Document, document_tokens, token_roles
 from kullback.models.language_model import LanguageModel

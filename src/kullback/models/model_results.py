@@ -80,8 +80,8 @@ class Candidate(ShortRepr):
             side is a reference.
         certain_in_groups: `certain` of each group, by name.
         drawn_in_groups: `drawn` of each group, by name.
-        weights_sha256: the SHA-256 of the weight files, in the order of their names. It is computed for a folder or a
-            ``.gguf`` file if a card is repeated or its reference is written; otherwise None.
+        weights_sha256: the SHA-256 of the weight files, in the order of their names. It is computed for a folder, a
+            ``.gguf`` file or a name on the hub if a card is repeated or its reference is written; otherwise None.
     """
 
     model: ModelInfo

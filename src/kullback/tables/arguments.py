@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments
+from kullback.common.formats import listed
 from kullback.common.shared_constraints import BINS
 from kullback.common.words import nearest
 from kullback.errors import (
@@ -96,16 +97,19 @@ def refuse_unknown(
     name = next((name for name in names if name not in there), None)
     if name is None:
         return
-    shown = ", ".join(map(quoted, there[:MOST_NAMED]))
-    shown += f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
     meant = nearest(name, there) or next(iter(there), "")
     pair = (meant, next((other for other in there if other != meant), ""))
-    remedies: dict[str, object] = {"columns": [meant], "exclude": [meant], "joint": [pair]}
+    remedies: dict[str, object] = {
+        "columns": [meant],
+        "exclude": [meant],
+        "joint": [pair],
+        "keys": [(meant,)],
+    }
     raise invalid_value(
         call,
         argument,
         wanted=f"columns of {where}",
-        got=f"{quoted(name)}; there are {shown or 'none'}",
+        got=f"{quoted(name)}; there are {listed([*map(quoted, there)], MOST_NAMED) or 'none'}",
         instead={argument: remedies.get(argument, meant)} if there else "tables with columns",
     )
 

@@ -12,9 +12,10 @@ import numpy as np
 from kullback.common.arrays import Flags, Floats, Integers
 from kullback.common.extra_arguments import by_name
 from kullback.common.inference import of_tests_on_the_same_rows
-from kullback.errors import invalid_value, quoted
+from kullback.errors import quoted
 from kullback.results.finding import Finding
 from kullback.results.value import Value
+from kullback.tables.arguments import refuse_unknown
 from kullback.tables.choose_bins import bin_counts, choose_bins, interval_labels
 from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
@@ -84,15 +85,7 @@ def contingency_tables(
     table = open_table(frame)
     wanted = [name for key in keys for name in key]
     for argument, names in (("keys", wanted), ("weights", [] if weights is None else [weights])):
-        for name in names:
-            if name not in table.fields:
-                columns, instead = (
-                    "columns of the table",
-                    f"one of {', '.join(map(quoted, [*table.fields][:10]))}",
-                )
-                raise invalid_value(
-                    "contingency_tables", argument, wanted=columns, got=quoted(name), instead=instead
-                )
+        refuse_unknown("contingency_tables", argument, names, list(table.fields), "the table")
     ways = {
         name: of_column.written
         for name, of_column in bins.items()

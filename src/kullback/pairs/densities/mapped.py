@@ -157,13 +157,10 @@ class MappedDensity(Density):
         return peaks if self._keeps_coordinate() else [self._own_coordinate(marks) for marks in peaks]
 
     def nonsmooth_points(self) -> list[Tensor]:
-        corner = self.function.corner
-        own = (
-            []
-            if corner is None
-            else [self._own_corner(torch.full((1,), corner, dtype=torch.float64, device="cpu"))]
-        )
-        return [*map(self._image, self.part.nonsmooth_points()), *own]
+        points, corner = [*map(self._image, self.part.nonsmooth_points())], self.function.corner
+        if corner is not None:
+            points.append(self._own_corner(torch.full((1,), corner, dtype=torch.float64, device="cpu")))
+        return points
 
     def _own_corner(self, y: Tensor) -> Tensor:
         """Return the x at which the density has the corner that the function has at y."""
