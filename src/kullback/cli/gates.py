@@ -339,9 +339,10 @@ def _judged_without_noise(
             return limit.judgment_of_estimate(name, value)
         return limit.judgment_of_interval(name, value, bounds, "its bounds")
     summary = comparison.divergences.get(metric.path)
-    # Lower bounds of 0 do not say that the sides are equal.
-    is_zero = certain is None or certain[metric.path][1] == 0
-    are_equal = summary is not None and summary.minimum == summary.maximum == 0 and is_zero
+    are_equal = summary is not None and summary.minimum == summary.maximum == 0
+    if are_equal and certain is not None:
+        # Lower bounds of 0 do not say that the sides are equal.
+        are_equal = certain[metric.path][1] == 0
     reason = of.reason or "none was asked for"
     return limit.judgment(name, of, value, reason, rows=comparison.rows, is_exact=are_equal)
 
