@@ -474,3 +474,28 @@ def test_the_corner_of_a_distribution_function_is_inside_of_the_stated_error() -
         ):
             result = kl_estimate(p, q)
             assert abs(result.value.item() - truth) <= result.error.item() <= 1e-9 * truth
+
+
+def test_a_finite_end_below_a_distribution_function_is_inside_of_the_stated_error() -> None:
+    # Such a density is known only by its log_prob, which is extrapolated next to 1.
+    for shape, loc, scale, (a, b) in ((0.5, 3.0, 0.5, (0.7, 1.5)), (2.0, 1.0, 2.0, (0.7, 1.5))):
+        with mp.workdps(30):
+            constant = mp.log(2 * mpf(scale)) - mp.loggamma(shape) + mp.log(mp.beta(a, b))
+
+            def term(x: mpf, shape: float = shape, loc: float = loc, scale: float = scale) -> mpf:
+                z = (x - loc) / mpf(scale)
+                logs = z - mp.log(2), mp.log1p(-mp.exp(z) / 2) if z < 0 else 0
+                if z >= 0:
+                    logs = mp.log1p(-mp.exp(-z) / 2), -z - mp.log(2)
+                log_q = (a - 1) * logs[0] + (b - 1) * logs[1] - abs(z)  # noqa: B023
+                log_p = (mpf(shape) - 1) * mp.log(x) - x
+                return mp.exp(log_p) / mp.gamma(shape) * (log_p - log_q + constant)  # noqa: B023
+
+            truth = mp.quad(
+                term, sorted({mpf(0), mpf(loc), *map(mpf, ("1e-8", "1e-3", 0.1, 1, 5, 20, 80, 300))})
+            )
+        p = TransformedDistribution(
+            Gamma(double(shape), double(1.0)), [cdf(Laplace(double(loc), double(scale)))]
+        )
+        result = kl_estimate(p, Beta(double(a), double(b)))
+        assert abs(result.value.item() - truth) <= result.error.item() <= 1e-7 * truth

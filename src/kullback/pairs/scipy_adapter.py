@@ -237,7 +237,7 @@ class StableDistribution(ScipyDensity):
 class StableDensity(BlackBoxDensity):
     """The density of a stable distribution, with tails u^-alpha, continued as a power from e^15 quartile ranges on."""
 
-    reaches: ClassVar[tuple[float, float]] = (15.0, 15.0)
+    reaches: ClassVar[tuple[float, ...]] = (15.0,)
 
     def _read(self, side: int) -> list[Tensor]:
         alpha, beta = cast("StableDistribution", self.distribution).parameters[:2]

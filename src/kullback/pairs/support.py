@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Distribution, constraints
 from kullback.common.dtypes import tensor_of
 from kullback.errors import P, Q, invalid_value
 from kullback.generators.growth import End as EndOfTerms, Growth
-from kullback.pairs.densities.density import Density, Tail
+from kullback.pairs.densities.density import Density, Points, Tail
 from kullback.pairs.family import FAMILIES, End, Family
 from kullback.pairs.registry import Plan, plan_for, space_of
 from kullback.pairs.torch_registry import PLANS
@@ -25,6 +25,8 @@ _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 _NO_LESS_THAN_KL = 0.95
 # Two tail coefficients count as equal up to the relative difference _ROUNDING, because they are rounded products.
 _ROUNDING = 1e-12
+# The number of points beyond an end of Q at which a user's density is evaluated.
+_BEYOND = 100
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:
@@ -184,7 +186,22 @@ def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail)
 
 def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Tensor | None:
     """Return a mask of the elements where P has mass outside of Q's support, or None if there are none."""
-    return _any(_reaches_out(*lower, below=True), _reaches_out(*upper, below=False), _reaches_into_gaps(p, q))
+    below, above = _reaches_out(*lower, below=True), _reaches_out(*upper, below=False)
+    if not p.is_splittable():  # a user's class may declare a support that is too large
+        below, above = _with_mass(p, lower[1], below, -1), _with_mass(p, upper[1], above, 1)
+    return _any(below, above, _reaches_into_gaps(p, q))
+
+
+def _with_mass(p: Density, end: Tensor | None, reaches: Tensor | None, side: int) -> Tensor | None:
+    """Return the mask `reaches` where P's density is positive at any of many points beyond an end of Q."""
+    if reaches is None or end is None or not bool(reaches.any()):
+        return reaches
+    with torch.no_grad():
+        _, width = p.center_and_width()
+        distances = torch.logspace(-6, 6, _BEYOND, dtype=torch.float64, device="cpu")
+        x = end.unsqueeze(-1) + side * width.unsqueeze(-1) * distances
+        log_p = p.mapped(lambda x: x.unsqueeze(-1)).log_density(Points(x))
+        return reaches & (log_p > -torch.inf).any(-1)
 
 
 def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:

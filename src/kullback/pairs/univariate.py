@@ -53,6 +53,9 @@ _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
 # terms, the scale was wrong, and it is estimated again, at most _SCALINGS times.
 _SCALINGS = 3
 
+# A smaller missed mass is as large as the rounding errors of the computed mass.
+_MISSED = 1e-13
+
 
 class _Pair(NamedTuple):
     """Two densities whose parameters broadcast to `shape`, the kind of divergence, and the options."""
@@ -96,7 +99,32 @@ def divergence_of_densities(
     # Where the nodes missed mass, the terms of this mass may be as large as the other terms, so the error is increased.
     is_incomplete = (unintegrated > 10 * MASS_ERROR) & value.isfinite()
     error = error + torch.where(is_incomplete, unintegrated * (1 + value.detach().abs()), 0)
+    if not splits:
+        error = error + _extrapolation_error(pair, infinite, value.detach(), unintegrated)
+        if not isinstance(kind, KL):  # a user's log_prob may be infinite at a rounded x
+            certain = torch.zeros_like(value, dtype=torch.bool) if infinite is None else infinite
+            error = torch.where(value.isfinite() | certain, error, torch.inf)
     return value, torch.where(error.isnan(), torch.inf, error)
+
+
+def _extrapolation_error(pair: _Pair, infinite: Tensor | None, value: Tensor, missed: Tensor) -> Tensor:
+    """Return the error of a value whose densities are extrapolated near the ends of their supports.
+
+    The error is four times the change of the value if the extrapolations are longer. If P's missed mass grows too, the
+    error is in proportion to this mass, but at least a tenth of that. If the missed mass hardly grows, it is missed
+    elsewhere, and its terms count as the mean.
+    """
+    with torch.no_grad():
+        p, q = pair.p.extrapolated_sooner(), pair.q.extrapolated_sooner()
+        if p is pair.p and q is pair.q:
+            return torch.zeros_like(missed)
+        longer = pair._replace(p=p.detached(), q=q.detached(), has_derivatives=False)
+        sooner = _chosen(infinite, longer, _endless, _finite)
+        change, more = (sooner.value - value).abs(), sooner.unintegrated - missed
+        is_cause = (missed > _MISSED) & (more > missed / 10)
+        change = change * torch.where(is_cause, (missed / more).clamp(min=0.1), 1)
+        elsewhere = torch.where((missed > _MISSED) & ~is_cause, missed * value.abs(), 0)
+        return torch.where(value.isfinite(), 4 * (change + elsewhere), 0)
 
 
 def _endless(pair: _Pair) -> Integral:

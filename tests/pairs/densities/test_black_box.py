@@ -14,12 +14,14 @@ from torch.distributions import (
     Categorical,
     Cauchy,
     Distribution,
+    Exponential,
     Gamma,
     Gumbel,
     HalfCauchy,
     HalfNormal,
     Independent,
     InverseGamma,
+    Kumaraswamy,
     Laplace,
     LogNormal,
     MixtureSameFamily,
@@ -97,6 +99,29 @@ def test_they_have_the_divergence_of_the_same_law_finite_or_not(p: Distribution)
             continue
         assert float(kl_divergence(Own(p), Own(q))) == pytest.approx(expected, rel=1e-6, abs=1e-8), q
         assert float(kl_divergence(Own(p), q)) == pytest.approx(expected, rel=1e-6, abs=1e-8), q
+
+
+def kl_of_betas(a: float, b: float, c: float, d: float) -> mpmath.mpf:
+    with mpmath.workdps(30):
+        constant = mpmath.log(mpmath.beta(c, d)) - mpmath.log(mpmath.beta(a, b))
+        terms = [(x - y) * (mpmath.psi(0, x) - mpmath.psi(0, mpmath.mpf(a) + b)) for x, y in ((a, c), (b, d))]
+        return constant + mpmath.fsum(terms)
+
+
+def test_extrapolations_next_to_an_end_are_inside_of_the_stated_error() -> None:
+    # Next to 1, x is rounded. With a small second parameter, much of the mass is closer to 1 than any number but 1.
+    for parameters in (
+        (2.0, 0.06, 0.7, 1.5),
+        (0.5, 0.3, 3.0, 0.1),
+        (0.1, 2.0, 4.0, 0.5),
+        (3.0, 0.5, 0.4, 0.9),
+    ):
+        truth = kl_of_betas(*parameters)
+        p, q = Beta(*doubles(*parameters[:2])), Beta(*doubles(*parameters[2:]))
+        for x, y in ((Own(p), q), (p, Own(q)), (Own(p), Own(q))):
+            result = kl_estimate(x, y)
+            assert abs(result.value.item() - truth) <= result.error.item() + 1e-15 * truth, parameters
+            assert result.error.item() < 1e-6 * truth, parameters
 
 
 def test_they_are_integrated_in_batches_and_with_gradients() -> None:
@@ -285,3 +310,60 @@ def test_a_density_of_few_digits_needs_a_larger_atol_as_the_error_says() -> None
     assert 0 <= float(kl_divergence(p, q, atol=1e-6)) <= 2e-6
     assert float(kl_divergence(p, p)) == 0  # a distribution and itself need no integral
     assert float(kl_divergence(p, p, method="monte_carlo")) == 0
+
+
+class InAWiderSupport(Own):
+    """Declares the whole line as its support, although its density is 0 outside of the support of its base."""
+
+    support: ClassVar[Any] = constraints.real
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        inside = self.base.support.check(value)
+        log_prob = self.base.log_prob(torch.where(inside, value, self.base.mean))
+        return torch.where(inside, log_prob, -torch.inf)
+
+
+def test_a_declared_support_that_is_too_large_is_not_taken_at_its_word() -> None:
+    uniform, exponential = InAWiderSupport(Uniform(*doubles(0, 1))), InAWiderSupport(Exponential(*doubles(1)))
+    for p, q, truth in (
+        (uniform, Beta(*doubles(2, 2)), 2 - math.log(6)),
+        (exponential, Exponential(*doubles(2)), 1 - math.log(2)),
+        (Exponential(*doubles(2)), exponential, math.log(2) - 0.5),
+        (uniform, exponential, 0.5),
+    ):
+        result = kl_estimate(p, q)
+        assert abs(result.value.item() - truth) <= result.error.item() < 1e-9
+    beyond = InAWiderSupport(Uniform(*doubles(-0.1, 1)))
+    for p, q in (
+        (beyond, Beta(*doubles(2, 2))),
+        (exponential, uniform),
+        (Normal(*doubles(3, 1)), exponential),
+    ):
+        assert kl_divergence(p, q).item() == math.inf
+    low = torch.tensor([0.0, -0.1, 0.2], dtype=torch.float64)
+    values = kl_divergence(InAWiderSupport(Uniform(low, 1.0)), Beta(*doubles(1, 1)))
+    assert values.tolist() == pytest.approx([0, math.inf, -math.log(0.8)], abs=1e-9)
+
+
+def test_a_density_that_is_0_at_a_rounded_x_makes_no_divergence_infinite() -> None:
+    map_onto = AffineTransform(*doubles(3, 0.35))  # torch declares the whole line as the support
+    p, q = (TransformedDistribution(Beta(*doubles(*x)), map_onto) for x in ((0.7, 1.3), (2.44, 1.64)))
+    with refused(ConvergenceError, got="the largest error is inf"):
+        kl_divergence(p, Own(q))
+
+
+def test_a_log_prob_that_is_rounded_to_minus_infinity_near_an_end_is_extrapolated() -> None:
+    # Below 1e-9, torch computes a density of 0, because x^1.72 is lost beside 1.
+    p, q = Beta(*doubles(0.3, 2.0)), Kumaraswamy(*doubles(1.721244518108916, 3.6213988503800727))
+    assert q.log_prob(torch.tensor(1e-10, dtype=torch.float64)) == -torch.inf
+    a, b, c, d = map(mpmath.mpf, (0.3, 2.0, 1.721244518108916, 3.6213988503800727))
+
+    def term(x: mpmath.mpf) -> mpmath.mpf:
+        log_p = (a - 1) * mpmath.log(x) + (b - 1) * mpmath.log1p(-x) - mpmath.log(mpmath.beta(a, b))
+        log_q = mpmath.log(c * d) + (c - 1) * mpmath.log(x) + (d - 1) * mpmath.log1p(-(x**c))
+        return mpmath.exp(log_p) * (log_p - log_q)
+
+    with mpmath.workdps(30):
+        truth = mpmath.quad(term, [0, 1e-40, 1e-20, 1e-8, 1e-3, 0.1, 0.5, 0.9, 1])
+    result = kl_estimate(p, Own(q))
+    assert abs(result.value.item() - truth) <= result.error.item() < 1e-6

@@ -35,18 +35,28 @@ _DRAWS, _FEWEST = 257, 8
 # finite end, _NEAR are values of -log(distance / unit). The unit is |end|, or the interquartile range if the end is 0.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
-# The density is evaluated up to the log-distances _REACHES. The square of e^200 does not overflow
-# float64. The square of e^40 does not overflow float32; this distance is for users' classes that compute in float32.
-_REACHES = (200.0, 40.0)
+# The density is evaluated up to the first of the log-distances _REACHES at which it is positive. The square of e^200
+# does not overflow float64. The square of e^40 does not overflow float32; this distance is for users' classes that
+# compute in float32. At the distance e^-20, 1 minus the distance has eight digits of the distance.
+_REACHES = (200.0, 40.0, 20.0)
 # _RESOLUTION is the smallest distance from an end at which the density is evaluated, relative to the end's absolute
 # value.
 _RESOLUTION = 1e-8
+# Closer to an end than _NEXT_TO times the end's absolute value, a density u^a with |a| < _STEEP is corrected for the
+# rounding of the distance u.
+_NEXT_TO, _STEEP = 1e-2, 100.0
+# For its error, an extrapolation is compared with a longer one, from the share _SOONER of the log-distance.
+_SOONER = 0.75
+# A log-density of _NEGLIGIBLE has no weight, and as -log q it makes a divergence infinite or too large for any use.
+_NEGLIGIBLE = -1e12
 # A tail that falls faster than u^-_STEEPEST for u = |x| does not count as a power of u.
 _STEEPEST = 1e4
 # The search for the point where the density underflows to 0 doubles the distance _STEPS times.
 _STEPS = 40
 # The power of a tail at infinity is rounded to _DIGITS decimals, because rounding errors change the other decimals.
 _DIGITS = 8
+# Two falls of the log-density over doubled distances count as equal up to the relative difference _SAME.
+_SAME = 0.005
 
 
 class _Edge(NamedTuple):
@@ -62,6 +72,46 @@ class _Edge(NamedTuple):
 
     def at(self, log_u: Tensor) -> Tensor:
         return self.middle + self.sign * torch.exp(log_u)
+
+    def log_distance(self, x: Tensor) -> Tensor:
+        """Return the logarithm of the distance of a rounded x from the end or the middle."""
+        return torch.log((x - self.middle).abs())
+
+
+class _Evaluated(NamedTuple):
+    """The log-density at a point, whose distance from the end or the middle is e^log_u."""
+
+    log_u: Tensor
+    log_density: Tensor
+
+
+class _Outermost(NamedTuple):
+    """The point farthest out at which a density is evaluated, and two points shortly before, outwards last."""
+
+    edge: _Edge
+    first: _Evaluated
+    before: _Evaluated
+    last: _Evaluated
+
+    def is_finite(self) -> bool:
+        return bool((self.last.log_density - self.first.log_density).isfinite().all())
+
+    def matters(self) -> bool:
+        """Whether the density is extrapolated, and not so small there that an extrapolation does not count."""
+        return self.is_finite() and bool((self.last.log_density > _NEGLIGIBLE).any())
+
+    def extrapolation(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return c, a and k, for which log density = c + a log u + k u^-outwards at the three points.
+
+        For a power of u times a differentiable function, the error of the extrapolation is of the order u^-2 or u^2.
+        """
+        (log_0, log_1, log_2), (f_0, f_1, f_2) = zip(self.last, self.before, self.first, strict=True)
+        u_0, u_1, u_2 = (torch.exp(-self.edge.outwards * log_u) for log_u in (log_0, log_1, log_2))
+        slope, slope_before = (f_1 - f_0) / (log_1 - log_0), (f_2 - f_1) / (log_2 - log_1)
+        mean, mean_before = (u_1 - u_0) / (log_1 - log_0), (u_2 - u_1) / (log_2 - log_1)
+        k = (slope_before - slope) / (mean_before - mean)
+        a = slope - k * mean
+        return f_0 - a * log_0 - k * u_0, a, k
 
 
 class Quartiles(NamedTuple):
@@ -126,7 +176,9 @@ class BlackBoxDensity(Density):
     changes: tuple[Callable[[Tensor], Tensor], ...] = ()
     is_fixed: bool = False
     """Whether the density and the ends of its support are detached."""
-    reaches: ClassVar[tuple[float, float]] = _REACHES
+    share_of_reach: float = 1.0
+    """The density is evaluated up to this share of the largest possible log-distance."""
+    reaches: ClassVar[tuple[float, ...]] = _REACHES
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         return replace(self, changes=(*self.changes, change))
@@ -136,6 +188,11 @@ class BlackBoxDensity(Density):
 
     def detached(self) -> Density:
         return replace(self, distribution=detached(self.distribution), is_fixed=True)
+
+    def extrapolated_sooner(self) -> Density:
+        if any(self._outermost(side).matters() for side in (-1, 1)):
+            return replace(self, share_of_reach=_SOONER)
+        return self
 
     def is_splittable(self) -> bool:
         return False
@@ -150,37 +207,56 @@ class BlackBoxDensity(Density):
 
     def log_density(self, at: Points) -> Tensor:
         shape = torch.broadcast_shapes(at.x.shape, (*self.distribution.batch_shape, 1))
-        x = _inside(at.x, self.low, self.high).expand(shape).movedim(-1, 0)
-        result = upcast(self.distribution.log_prob(x)).movedim(0, -1)
+        x = _inside(at.x, self.low, self.high)
+        result = upcast(self.distribution.log_prob(x.expand(shape).movedim(-1, 0))).movedim(0, -1)
         for side in (-1, 1):
-            result = self._continued(side, at, result)
+            result = self._continued(side, at, x, result)
         return result
 
-    def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
-        """Return `log_density`, extrapolated as a power of the distance at points too far out to be evaluated."""
-        end = self.low if side < 0 else self.high
-        # `edge` is the last point at which the density is evaluated. `inner` is the log-density shortly before this
-        # point, and `outer` is the log-density at this point.
-        edge, inner, outer = self._logs_at(side, self.reaches[0])
-        if not bool((outer - inner).isfinite().all()):
-            edge, inner, outer = self._logs_at(side, self.reaches[1])
-        middle, log_edge, inner, outer = map(self._changed, (edge.middle, edge.log_u, inner, outer))
-        if end is None:
-            log_u = torch.log((side * (at.x - middle)).clamp(min=1e-300))
-        else:
-            log_u = at.log_above(end) if side < 0 else at.log_below(end)
-        beyond = edge.outwards * (log_u - log_edge)
-        return torch.where(beyond > 0, outer + (outer - inner) * beyond, log_density)
+    def _continued(self, side: int, at: Points, x: Tensor, log_density: Tensor) -> Tensor:
+        """Return `log_density`, extrapolated as a power of the distance at points too far out to be evaluated.
 
-    def _logs_at(self, side: int, reach: float) -> tuple[_Edge, Tensor, Tensor]:
+        Near a finite end, x is rounded, so its distance from the end differs from that in `at`. The power corrects the
+        other points for this difference.
+        """
+        end = self.low if side < 0 else self.high
+        outermost = self._outermost(side)
+        edge = outermost.edge
+        middle, log_last = self._changed(edge.middle), self._changed(outermost.last.log_u)
+        c, a, k = map(self._changed, outermost.extrapolation())
+        if end is None:
+            log_here = torch.log((side * (at.x - middle)).clamp(min=1e-300))
+        else:
+            log_here = at.log_above(end) if side < 0 else at.log_below(end)
+            with torch.no_grad():
+                is_rounded = (log_here < torch.log(_NEXT_TO * end.abs())) & (a.abs() < _STEEP)
+                moved = a * (log_here - torch.log((x - end).abs()))
+                moved = torch.where(is_rounded, moved, 0)
+            log_density = log_density + moved
+        is_beyond = edge.outwards * (log_here - log_last) > 0
+        continued = c + a * log_here + k * torch.exp(-edge.outwards * log_here)
+        return torch.where(is_beyond, continued, log_density)
+
+    def _outermost(self, side: int) -> _Outermost:
+        """Return the log-densities at the first reach where all of them are finite, or else at the last reach."""
+        for reach in self.reaches[:-1]:
+            outermost = self._at(side, reach)
+            if outermost.is_finite():
+                return outermost
+        return self._at(side, self.reaches[-1])
+
+    def _at(self, side: int, reach: float) -> _Outermost:
         edge = self._edge(side, reach)
-        return edge, self._log_prob(edge.at(edge.log_u - edge.outwards)), self._log_prob(edge.at(edge.log_u))
+        points = (edge.at(edge.log_u - steps * edge.outwards) for steps in (2, 1, 0))
+        first, before, last = (_Evaluated(edge.log_distance(x), self._log_prob(x)) for x in points)
+        return _Outermost(edge, first, before, last)
 
     def _edge(self, side: int, reach: float) -> _Edge:
         """Return the evaluation point that is closest to the end on this side."""
         ends = _ends_of(self.distribution)
         end, other = ends if side < 0 else ends[::-1]
         first, middle, last, width = self.quartiles
+        reach = reach * self.share_of_reach
         if end is None:
             log_u = torch.log(width) + reach
             if other is not None:  # then the quartiles are logarithms of distances from the other end
@@ -188,7 +264,7 @@ class BlackBoxDensity(Density):
             return _Edge(side, middle, log_u, 1)
         log_u = torch.minimum(side * -first, side * -last) if other is None else -middle.abs()
         log_u = log_u - reach
-        log_u = torch.maximum(log_u, torch.log(_RESOLUTION * end.abs()))
+        log_u = torch.maximum(log_u, torch.log(_RESOLUTION**self.share_of_reach * end.abs()))
         return _Edge(-side, end, log_u, -1)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
@@ -226,19 +302,20 @@ class BlackBoxDensity(Density):
         logs = [self._log_prob(side * scale * math.exp(log_u)) for log_u in _FAR]
         rate = (logs[0] - self._log_prob(2 * side * scale * math.exp(_FAR[0]))) / (scale * math.exp(_FAR[0]))
         read = _tail(logs, _FAR, -1, torch.where(rate > 0, rate, torch.nan), _STEEPEST, _DIGITS)
-        return _tail_where(logs[0] == -torch.inf, self._read_closer(side * scale, 2.0), read)
+        return _tail_where(logs[0] == -torch.inf, self._read_closer(side * scale, 2.0, -1), read)
 
     def _read_at_end(self, side: int, end: Tensor, scale: Tensor) -> Tail:
         unit = torch.where(end == 0, scale.clamp(max=1.0), end.abs().clamp(min=1e-300))
         logs = [self._log_prob(end - side * unit * math.exp(-log_u)) for log_u in _NEAR]
         read = _tail(logs, _NEAR, 1, torch.full_like(logs[0], torch.nan), 100, 4)
-        return _tail_where(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, end), read)
+        return _tail_where(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, 1, end), read)
 
-    def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
+    def _read_closer(self, unit: Tensor, step: float, jacobian: int, end: Tensor | float = 0.0) -> Tail:
         """Return the `Tail` of a density that soon underflows, from the last points where the density is positive.
 
         Let u be |x| at an infinite end, and 1 / distance at a finite end. If the slope of log(-log density) against
         log u is constant, -log density is a power of u. If the slope doubles with u, -log density grows exponentially.
+        If log density has a constant slope, the density is a power of u, and log_prob is rounded to -inf further out.
         """
         index = torch.arange(_STEPS, device="cpu").reshape(-1, *[1] * len(self.distribution.batch_shape))
         f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])
@@ -252,7 +329,10 @@ class BlackBoxDensity(Density):
         power = power_here.round(decimals=1)
         rate = torch.where((power == 1) & ~super_exponential, 2 * (before - last) / u, torch.nan)
         power = torch.where(super_exponential, 2 * math.log(2) * power_here / u, power)
-        return Tail(torch.where(super_exponential, -1.0, 0.0), power, rate)
+        read = Tail(torch.where(super_exponential, -1.0, 0.0), power, rate)
+        falls, fell = before - last, first - before
+        of_power = Tail.of_power((falls / math.log(2) + jacobian).round(decimals=4))
+        return _tail_where((falls - fell).abs() < _SAME * falls.abs(), of_power, read)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         x = _inside(x, *_ends_of(self.distribution)).expand(self.distribution.batch_shape)

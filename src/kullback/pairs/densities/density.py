@@ -237,6 +237,12 @@ class Density(ABC):
                 parameters[name] = x.detached()
         return replace(self, **parameters)
 
+    def extrapolated_sooner(self) -> Density:
+        """Return the density with extrapolations that start closer to the center, or itself without extrapolations."""
+        parts = {name: x.extrapolated_sooner() for name, x in vars(self).items() if isinstance(x, Density)}
+        is_changed = any(part is not getattr(self, name) for name, part in parts.items())
+        return replace(self, **parts) if is_changed else self
+
     def is_splittable(self) -> bool:
         """Return whether `mapped` may select some elements of the batch."""
         for part in vars(self).values():  # noqa: SIM110 - a generator costs one call per part

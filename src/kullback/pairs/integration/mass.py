@@ -67,11 +67,17 @@ def _mass(density: BlackBoxDensity) -> tuple[Tensor, Tensor]:
     apart = density.detached().mapped(lambda x: x.unsqueeze(-1))
     center, width = (x.expand(*own.batch_shape, 1) for x in apart.center_and_width())
     line = Line(apart.coordinate(), center, width)
-    quantiles = line.marks([], draws)[0].sort(-1).values[..., :: _DRAWS // _EDGES]
+    order = line.marks([], draws)[0].sort(-1).values
+    quantiles = order[..., :: _DRAWS // _EDGES]
+    # Beyond the smallest and the largest draw, the density may jump to 0. The panels there grow slowly, so that nodes
+    # lie on both sides of the jump.
+    steps = torch.logspace(-3, 10, 14, base=2.0, dtype=torch.float64, device="cpu")
+    near_first, near_last = quantiles[..., 1:2] - order[..., :1], order[..., -1:] - quantiles[..., -2:-1]
+    beyond = order[..., :1] - near_first * steps, order[..., -1:] + near_last * steps
     far = torch.tensor([*range(-690, 0, 30), 0, *range(30, 691, 30)], dtype=torch.float64, device="cpu")
     near = torch.linspace(-30, 30, 61, dtype=torch.float64, device="cpu")
     fixed = torch.cat([far, near]).expand(*quantiles.shape[:-1], -1)
-    edges = torch.cat([quantiles, fixed], -1).sort(-1).values
+    edges = torch.cat([quantiles, order[..., -1:], *beyond, fixed], -1).sort(-1).values
 
     def integrands(lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
         v, half = panel_nodes(lower, upper)

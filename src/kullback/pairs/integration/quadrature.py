@@ -118,6 +118,8 @@ def slow_tails(p: Density, q: Density, line: Line) -> list[SlowTail]:
 _FIRST_PANELS = 16
 # If log q falls below _OVERFLOW, log q = -inf farther out is an overflow, not the end of Q's support.
 _OVERFLOW = -1e250
+# A divergence counts as infinite if a user's q is 0 on panels with at least the share _LITTLE of P's mass.
+_LITTLE = 1e-5
 # _LEAST_DISTANCE is the smallest distance from an end at 0 at which q is evaluated. The square of this distance does
 # not underflow.
 _LEAST_DISTANCE = 1e-100
@@ -215,8 +217,8 @@ def integrate_kl(
         mean = totals.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         value = totals.value + mean * unintegrated
         is_finite = value.isfinite()
-        # If log q overflows, the value is inf or NaN, but the integral may be finite. So the error is set to infinity.
-        endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
+        # If log q overflows, the value is inf or NaN, but the integral may be finite.
+        endless = torch.where(overflows | _is_unsure(value, p, q, panels), torch.inf, 0.0)
         error = torch.where(is_finite, SAFETY * totals.error + totals.rounding, endless)
     if torch.is_grad_enabled():
         lower, upper = panels.places
@@ -237,6 +239,20 @@ def integrate_kl(
             if is_tracked(end):
                 value = value + (inwards * _between(end, uniform, q, mean)).squeeze(-1)
     return Integral(value, error, unintegrated.abs())
+
+
+def _is_unsure(value: Tensor, p: Density, q: Density, panels: Panels) -> Tensor:
+    """Return a mask of the elements with an unknown value, or with an infinite one that may be finite.
+
+    A user's log_prob may be -inf next to an end, because x is rounded. Then q is 0 only on panels with little of P's
+    mass.
+    """
+    unknown = value.isnan() | (value == -torch.inf)
+    if p.is_splittable() and q.is_splittable():
+        return unknown
+    columns = KLColumns(*panels.columns[:-1])
+    mass = torch.where(columns.values[1].isfinite(), 0, columns.mass_p).sum(-1)
+    return unknown | (mass < _LITTLE)
 
 
 def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
