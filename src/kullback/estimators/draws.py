@@ -172,6 +172,11 @@ class Draws:
         """Kish's effective sample size of the weights."""
         return effective_number(self.weights, self.tensor.shape[0])
 
+    @property
+    def is_heavy(self) -> bool:
+        """Whether the weights are so unequal that the effective number of draws is below half their number."""
+        return is_heavy(self.weights, len(self))
+
     def variance(self, influence: Array) -> float:
         """Return the variance of the sum of `influence`, shape (n,), where draws within a cluster may be dependent."""
         return float(variance_of_sum(torch.from_numpy(influence), self.cluster))
@@ -250,6 +255,11 @@ def effective_number(weights: Tensor | Array | None, n: int) -> float:
         return float(n)
     weights = tensor_in_place(weights)
     return float(weights.sum() ** 2 / weights.square().sum())
+
+
+def is_heavy(weights: Tensor | Array | None, n: int) -> bool:
+    """Return whether n draws with these weights have an effective number below n / 2."""
+    return effective_number(weights, n) < n / 2
 
 
 def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> Tensor:

@@ -179,6 +179,8 @@ _KL = KL()
 
 # The smallest mean number of draws of P and Q together in a bin.
 _DRAWS_IN_A_BIN = 20
+# The smallest effective number of draws of P and Q together in each bin, if some weights are heavy.
+_EFFECTIVE_DRAWS_IN_A_BIN = 10
 # The smallest number of P's draws in a bin that `_with_tails` adds.
 _DRAWS_IN_A_TAIL = 5
 # A gap becomes an edge only if its bin has at least this many draws on either side of the gap.
@@ -362,10 +364,14 @@ def histogram(
         tops = np.union1d(p.x, q.x) + step / 2
         p, q = spread(p, step), spread(q, step)
     sides = _Sides(p, q, _sorted(p), _sorted(q), tops)
+    is_default = bins is None
     if bins is None:
         n = _independent_draws(sides) * (1 + 1e-12)  # rounded weights must not cost a bin
         bins = max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
-    edges = _with_gaps(sides.first, sides.second, _edges(sides.first, sides.second, bins))
+    edges = _edges(sides.first, sides.second, bins)
+    if is_default and (p.is_heavy or q.is_heavy):
+        edges = _with_enough_draws(sides.first, sides.second, edges)
+    edges = _with_gaps(sides.first, sides.second, edges)
     edges = edges if tops is None else sides.between_values(edges)
     if isinstance(kind, KL):
         evidence = _kl(sides, edges, confidence, rounding)
@@ -467,6 +473,25 @@ def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
     pooled = (first.shares(candidates) + second.shares(candidates)) / 2
     chosen = np.searchsorted(pooled, np.arange(1, bins) / bins * (1 - 1e-12))
     return candidates[np.unique(np.minimum(chosen, len(candidates) - 1))]
+
+
+def _with_enough_draws(first: _Sorted, second: _Sorted, edges: Array) -> Array:
+    """Return the edges of bins in which P and Q together have `_EFFECTIVE_DRAWS_IN_A_BIN` or more draws.
+
+    Where the weights are large, bins with equal proportions of the weight have few draws.
+    """
+    place = np.searchsorted(edges, np.concatenate([first.values, second.values]))
+    weights = np.concatenate([first.weights, second.weights])
+    totals, squares = (np.bincount(place, weights**k, minlength=len(edges) + 1) for k in (1, 2))
+    kept: list[int] = []
+    total = square = 0.0
+    for i in range(len(totals)):
+        total, square = total + totals[i], square + squares[i]
+        if total**2 >= _EFFECTIVE_DRAWS_IN_A_BIN * square:
+            kept.append(i)
+            total = square = 0.0
+    kept = kept[:-1]  # the last bin extends to infinity, and includes a rest with too few draws
+    return edges[kept or [len(edges) // 2]]
 
 
 def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:

@@ -28,7 +28,7 @@ _FEW = 3
 _FEW_OF_POWERS = 15
 # If P or Q has fewer draws than this number, the upper limit of a power of p / q is infinite.
 _FEWEST_FOR_POWERS = 20
-# An upward bias correction is multiplied by this factor before it is added to the upper limit.
+# An upward correction of bias or skewness is multiplied by this factor before it is added to the upper limit.
 _CAUTION = 1.5
 # The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If the
 # number of such draws exceeds the prediction by `_UNLIKE` standard errors, the upper limit is infinite.
@@ -79,7 +79,7 @@ def kl_interval(
     For T > t, the tail is a noncentral chi-square's. The lower limit is the smaller of this equation's limit and of
     `unified_low`, with the same variance. Near P = Q, all of the error probability is at the lower limit.
 
-    The limits also allow for six problems:
+    The limits also allow for seven problems:
 
     * Bias: a negative bias correction of T is added to the lower limit. A positive correction is multiplied by 1.5 and
       added to the upper limit.
@@ -88,6 +88,8 @@ def kl_interval(
     * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
       limits of the probability of these categories.
     * Few clusters: their variance is itself uncertain, so all variances are increased as for Student's t.
+    * Heavy weights: a few draws with large weights make the estimate skewed. If the skewness is positive, Johnson's
+      correction of Student's t, multiplied by 1.5, raises the upper limit.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
     * Many rare categories: they are merged for the lower limit, if categories without draws of Q, or with a single draw
       of P, have more than 5 % of P's draws. Merging cannot increase KL.
@@ -100,6 +102,7 @@ def kl_interval(
         (tensor([0.0087, 0.0600], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
+        Modified t Tests and Confidence Intervals for Asymmetrical Populations (Johnson, 1978)
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
@@ -110,6 +113,8 @@ def kl_interval(
     low, high = _ends(table, z, correction, upper_alone)
     low = low + correction.predicted.clamp(max=0)
     high = high + _CAUTION * correction.predicted.clamp(min=0)
+    if table.is_kl and table.skewness > 0:
+        high = high + _CAUTION * table.skewness * (1 + 2 * z**2) / 6
     rare = torch.maximum(*table.unseen_shares) if table.is_kl else table.rarest_share
     is_coarse = rare > MOST_UNSEEN
     if bool(is_coarse.any()):

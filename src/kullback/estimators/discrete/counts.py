@@ -19,6 +19,7 @@ from kullback.estimators.draws import (
     checked,
     cluster_correction,
     effective_number,
+    is_heavy,
     shares_of,
     shown,
     tensor_in_place,
@@ -35,6 +36,9 @@ _MOST_FOR_SPREAD = 1000
 _MOST_DRAWS = 1e30
 # If draws or clusters of unequal weights have an effective number below this one, the counts have at most this number.
 _FEW_UNITS = 5
+# If a draw has more than this number of times the mean weight of the other draws in its category, weights do not follow
+# from categories. The effective number of draws is then at most Kish's.
+_OUTLIER = 5.0
 # More draws than this number would need too much memory as `Samples`: 16 GiB for the labels alone.
 _MOST_SAMPLES = 2**31
 
@@ -154,6 +158,7 @@ def tabulate(
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = kl_influence(a, b)
     (in_p, groups_p), (in_q, groups_q) = _inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q)
+    skewness = _skewness((codes_p, of_p, a, p), (codes_q, of_q, b, q)) if p.is_heavy or q.is_heavy else 0.0
     # If the user named no clusters, the clusters come from the serial dependence of the draws. Another note has then
     # already stated the effective number of draws.
     notes = tuple(
@@ -163,7 +168,9 @@ def tabulate(
     )
     spread = 1.0 if p.is_plain and q.is_plain else _spread(codes_p, codes_q, a, b, p, q)
     sizes = len(p), len(q)
-    return CategoryCounts(a, b, (in_p, in_q), spread, sizes, notes, bins, groups=(groups_p, groups_q))
+    return CategoryCounts(
+        a, b, (in_p, in_q), spread, sizes, notes, bins, groups=(groups_p, groups_q), skewness=skewness
+    )
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
@@ -246,8 +253,22 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
         sizes = torch.bincount(cluster, shares)
         number = _clustered_number(codes, shares, proportions, cluster)
     # A unit with much of the weight determines the proportion of its own category, so the design effect hides it.
+    if is_heavy(shares, len(shares)) and _has_outlier(codes, shares, proportions):
+        number = min(number, effective_number(shares, len(shares)))
     alike = effective_number(sizes, len(sizes))
     return proportions * (min(number, alike) if alike < min(_FEW_UNITS, len(sizes) / 2) else number)
+
+
+def _has_outlier(codes: Tensor, shares: Tensor, proportions: Tensor) -> bool:
+    """Return whether the weight of a draw exceeds `_OUTLIER` times the mean of the others in its category.
+
+    A draw that is alone in its category is compared with all other draws.
+    """
+    others = torch.bincount(codes, minlength=len(proportions))[codes] - 1
+    mean = torch.where(
+        others > 0, (proportions[codes] - shares) / others.clamp(min=1), (1 - shares) / (len(shares) - 1)
+    )
+    return bool((shares > _OUTLIER * mean).any())
 
 
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
@@ -283,6 +304,28 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
     return min(dof / between, n) if between > 0 else float(n)
 
 
+def _terms(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> tuple[Tensor, Tensor]:
+    """Return the term of each draw, and of each cluster, in the mean influence; the sum of the terms is 0."""
+    terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
+    if samples.cluster is None:
+        return terms, terms
+    return terms, torch.bincount(tensor_in_place(samples.cluster).to(terms.device), terms)
+
+
+def _skewness(*sides: tuple[Tensor, Tensor, Tensor, Draws]) -> float:
+    r"""Return the third moment of the estimate divided by its variance, :math:`\sum_i t_i^3 / \sum_i t_i^2`.
+
+    The terms t are those of the draws, or clusters, of all sides; the third moment leaves out sides without heavy
+    weights. `sides` are the arguments of `_terms`.
+    """
+    third = variance = 0.0
+    for side in sides:
+        terms = _terms(*side)[1]
+        third += float(terms.pow(3).sum()) if side[3].is_heavy else 0.0
+        variance += float(terms.square().sum())
+    return third / variance if variance > 0 else 0.0
+
+
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> tuple[float, float]:
     """Return the variance of the mean influence, divided by this variance for `x.sum()` independent draws.
 
@@ -292,15 +335,10 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> t
     """
     if samples.is_plain:
         return 1.0, math.inf
-    terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
+    terms, of_units = _terms(codes, influence, x, samples)
     independent = (x * influence.square()).sum() / x.sum() ** 2
     ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
     # With few heavy draws or clusters, the variance has a large sampling error.
-    of_units = (
-        terms
-        if samples.cluster is None
-        else torch.bincount(tensor_in_place(samples.cluster).to(terms.device), terms)
-    )
     squares = of_units.square()
     dof = dof_of_squares(float(squares.sum()), float(squares.square().sum()), squares.numel())
     return max(ratio, 1.0) * student_ratio(0.95, 1 + dof) ** 2, 1 + dof

@@ -66,6 +66,7 @@ class CategoryCounts:
         inflation: the factors of clusters and weights in the variances of P's and of Q's proportions.
         spread: the factor of clusters and weights in the variance of the estimate at P = Q.
         groups: the effective numbers of P's and of Q's clusters, used for `inflation`; infinite without clusters.
+        skewness: the third moment of the estimate of KL divided by its variance, if weights are heavy; otherwise 0.
         n: the numbers of draws of P and of Q. A number is a tensor if the rows of a batch have different numbers, and 0
             for known probabilities.
         notes: notes about the draws.
@@ -88,6 +89,7 @@ class CategoryCounts:
     bins: bool = False
     _: KW_ONLY
     groups: tuple[float, float] = (math.inf, math.inf)
+    skewness: float = 0.0
     curvature: float = 1.0
     largest: float = math.inf
     open_above: bool = True
