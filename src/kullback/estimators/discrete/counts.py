@@ -159,18 +159,25 @@ def tabulate(
     of_p, of_q = kl_influence(a, b)
     (in_p, groups_p), (in_q, groups_q) = _inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q)
     skewness = _skewness((codes_p, of_p, a, p), (codes_q, of_q, b, q)) if p.is_heavy or q.is_heavy else 0.0
-    # If the user named no clusters, the clusters come from the serial dependence of the draws. Another note has then
-    # already stated the effective number of draws.
     notes = tuple(
-        f"{name}'s {side.groups} clusters carry the information of about {shown(x.sum())} independent draws."
+        f"{name}'s {units} carry the information of about {shown(x.sum())} independent draws."
         for name, x, side in ((SIDE_P, a, p), (SIDE_Q, b, q))
-        if side.cluster is not None and (side.samples is None or side.samples.cluster is not None)
+        if (units := _unequal_units(side))
     )
     spread = 1.0 if p.is_plain and q.is_plain else _spread(codes_p, codes_q, a, b, p, q)
     sizes = len(p), len(q)
     return CategoryCounts(
         a, b, (in_p, in_q), spread, sizes, notes, bins, groups=(groups_p, groups_q), skewness=skewness
     )
+
+
+def _unequal_units(side: Draws) -> str:
+    """Return the user's clusters, or draws with heavy weights, as words for a note; otherwise an empty string."""
+    if side.cluster is None:
+        return f"{len(side):,} draws of unequal weights" if side.is_heavy else ""
+    # If the user named no clusters, the clusters come from the serial dependence of the draws. Another note has then
+    # already stated the effective number of draws.
+    return f"{side.groups} clusters" if side.samples is None or side.samples.cluster is not None else ""
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
