@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import mpmath
 import pytest
+import scipy.stats
 import torch
 from torch.distributions import (
     AffineTransform,
@@ -367,3 +368,20 @@ def test_a_log_prob_that_is_rounded_to_minus_infinity_near_an_end_is_extrapolate
         truth = mpmath.quad(term, [0, 1e-40, 1e-20, 1e-8, 1e-3, 0.1, 0.5, 0.9, 1])
     result = kl_estimate(p, Own(q))
     assert abs(result.value.item() - truth) <= result.error.item() < 1e-6
+
+
+def test_a_density_whose_logarithm_is_quadratic_next_to_an_end_is_extrapolated_so() -> None:
+    # SciPy's Johnson SB distribution is a normal distribution of log(x / (1 - x)).
+    p, (a, b) = scipy.stats.johnsonsb(0.986, 0.454), (0.65, 0.21)
+    c, d = map(mpmath.mpf, p.args)
+
+    def term(t: mpmath.mpf) -> mpmath.mpf:
+        log_x, log_y = -mpmath.log1p(mpmath.exp(-t)), -mpmath.log1p(mpmath.exp(t))
+        log_p = mpmath.log(d) - (c + d * t) ** 2 / 2 - mpmath.log(2 * mpmath.pi) / 2
+        log_q = a * log_x + b * log_y - mpmath.log(mpmath.beta(a, b))
+        return mpmath.exp(log_p) * (log_p - log_q)
+
+    with mpmath.workdps(30):
+        truth = mpmath.quad(term, [-80, -40, -20, -10, -5, -2, 0, 2, 5, 10, 20, 40, 80])
+    result = kl_estimate(p, Beta(*doubles(a, b)))
+    assert abs(result.value.item() - truth) <= result.error.item() < 1e-8

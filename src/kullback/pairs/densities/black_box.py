@@ -45,6 +45,9 @@ _RESOLUTION = 1e-8
 # Closer to an end than _NEXT_TO times the end's absolute value, a density u^a with |a| < _STEEP is corrected for the
 # rounding of the distance u.
 _NEXT_TO, _STEEP = 1e-2, 100.0
+# An extrapolation is quadratic in log u if the change of the slope over the last step is above _CURVED, which is not a
+# rounding error, and if the change before is less than _ALIKE times as large. For a power, it is e times as large.
+_CURVED, _ALIKE = 1e-6, 1.6
 # For its error, an extrapolation is compared with a longer one, from the share _SOONER of the log-distance.
 _SOONER = 0.75
 # A log-density of _NEGLIGIBLE has no weight, and as -log q it makes a divergence infinite or too large for any use.
@@ -86,32 +89,42 @@ class _Evaluated(NamedTuple):
 
 
 class _Outermost(NamedTuple):
-    """The point farthest out at which a density is evaluated, and two points shortly before, outwards last."""
+    """The point farthest out at which a density is evaluated, and the points before it, each at about u / e or e u."""
 
     edge: _Edge
-    first: _Evaluated
-    before: _Evaluated
-    last: _Evaluated
+    points: tuple[_Evaluated, ...]
 
     def is_finite(self) -> bool:
-        return bool((self.last.log_density - self.first.log_density).isfinite().all())
+        return bool((self.points[0].log_density - self.points[-1].log_density).isfinite().all())
 
     def matters(self) -> bool:
         """Whether the density is extrapolated, and not so small there that an extrapolation does not count."""
-        return self.is_finite() and bool((self.last.log_density > _NEGLIGIBLE).any())
+        return self.is_finite() and bool((self.points[0].log_density > _NEGLIGIBLE).any())
 
-    def extrapolation(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return c, a and k, for which log density = c + a log u + k u^-outwards at the three points.
+    def extrapolation(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return c, a, b and k, for which log density = c + a log u + b (log u)^2 + k u^-outwards.
 
-        For a power of u times a differentiable function, the error of the extrapolation is of the order u^-2 or u^2.
+        For a power of u times a differentiable function, b is 0, and the changes of the slope decrease as
+        u^-outwards. If they hardly decrease, as for the normal distribution of log u, b is not 0. Then four points give
+        all numbers.
         """
-        (log_0, log_1, log_2), (f_0, f_1, f_2) = zip(self.last, self.before, self.first, strict=True)
-        u_0, u_1, u_2 = (torch.exp(-self.edge.outwards * log_u) for log_u in (log_0, log_1, log_2))
-        slope, slope_before = (f_1 - f_0) / (log_1 - log_0), (f_2 - f_1) / (log_2 - log_1)
-        mean, mean_before = (u_1 - u_0) / (log_1 - log_0), (u_2 - u_1) / (log_2 - log_1)
-        k = (slope_before - slope) / (mean_before - mean)
-        a = slope - k * mean
-        return f_0 - a * log_0 - k * u_0, a, k
+        (log_0, f_0), *_ = self.points
+        slopes, sums, means = [], [], []
+        for (log_u, f), (log_next, f_next) in itertools.pairwise(self.points):
+            u, u_next = (torch.exp(-self.edge.outwards * x) for x in (log_u, log_next))
+            slopes.append((f_next - f) / (log_next - log_u))
+            sums.append(log_next + log_u)
+            means.append((u_next - u) / (log_next - log_u))
+        (change, before), (of_b, of_b_before), (of_k, of_k_before) = (
+            (x[1] - x[0], x[2] - x[1]) for x in (slopes, sums, means)
+        )
+        of_k, of_k_before = (torch.where(x == 0, 1, x) for x in (of_k, of_k_before))  # e^-745 is 0
+        is_quadratic = (change.abs() > _CURVED) & (before.abs() < _ALIKE * change.abs())
+        determinant = of_b * of_k_before - of_b_before * of_k
+        b = torch.where(is_quadratic, (change * of_k_before - before * of_k) / determinant, 0)
+        k = torch.where(is_quadratic, (of_b * before - of_b_before * change) / determinant, change / of_k)
+        a = slopes[0] - b * sums[0] - k * means[0]
+        return f_0 - (a + b * log_0) * log_0 - k * torch.exp(-self.edge.outwards * log_0), a, b, k
 
 
 class Quartiles(NamedTuple):
@@ -214,27 +227,27 @@ class BlackBoxDensity(Density):
         return result
 
     def _continued(self, side: int, at: Points, x: Tensor, log_density: Tensor) -> Tensor:
-        """Return `log_density`, extrapolated as a power of the distance at points too far out to be evaluated.
+        """Return `log_density`, extrapolated at points too far out to be evaluated.
 
-        Near a finite end, x is rounded, so its distance from the end differs from that in `at`. The power corrects the
-        other points for this difference.
+        Near a finite end, x is rounded, so its distance from the end differs from that in `at`. The slope of the
+        extrapolation corrects the other points for this difference.
         """
         end = self.low if side < 0 else self.high
         outermost = self._outermost(side)
         edge = outermost.edge
-        middle, log_last = self._changed(edge.middle), self._changed(outermost.last.log_u)
-        c, a, k = map(self._changed, outermost.extrapolation())
+        middle, log_last = self._changed(edge.middle), self._changed(outermost.points[0].log_u)
+        c, a, b, k = map(self._changed, outermost.extrapolation())
         if end is None:
             log_here = torch.log((side * (at.x - middle)).clamp(min=1e-300))
         else:
             log_here = at.log_above(end) if side < 0 else at.log_below(end)
             with torch.no_grad():
                 is_rounded = (log_here < torch.log(_NEXT_TO * end.abs())) & (a.abs() < _STEEP)
-                moved = a * (log_here - torch.log((x - end).abs()))
+                moved = (a + 2 * b * log_here) * (log_here - torch.log((x - end).abs()))
                 moved = torch.where(is_rounded, moved, 0)
             log_density = log_density + moved
         is_beyond = edge.outwards * (log_here - log_last) > 0
-        continued = c + a * log_here + k * torch.exp(-edge.outwards * log_here)
+        continued = c + (a + b * log_here) * log_here + k * torch.exp(-edge.outwards * log_here)
         return torch.where(is_beyond, continued, log_density)
 
     def _outermost(self, side: int) -> _Outermost:
@@ -247,9 +260,8 @@ class BlackBoxDensity(Density):
 
     def _at(self, side: int, reach: float) -> _Outermost:
         edge = self._edge(side, reach)
-        points = (edge.at(edge.log_u - steps * edge.outwards) for steps in (2, 1, 0))
-        first, before, last = (_Evaluated(edge.log_distance(x), self._log_prob(x)) for x in points)
-        return _Outermost(edge, first, before, last)
+        points = (edge.at(edge.log_u - step * edge.outwards) for step in range(4))
+        return _Outermost(edge, tuple(_Evaluated(edge.log_distance(x), self._log_prob(x)) for x in points))
 
     def _edge(self, side: int, reach: float) -> _Edge:
         """Return the evaluation point that is closest to the end on this side."""
