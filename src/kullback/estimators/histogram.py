@@ -322,6 +322,7 @@ def histogram(
         generator: not used, because the estimate is not random.
         bins: the number of bins. The default is :math:`5 n^{0.4}`, where n is the harmonic mean of the effective
             numbers of draws of P and Q. The default is smaller if a bin would have fewer than 20 draws.
+            If weights are heavy, bins with fewer than 10 effective draws are merged.
         kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
