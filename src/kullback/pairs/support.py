@@ -187,7 +187,8 @@ def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail)
 def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Tensor | None:
     """Return a mask of the elements where P has mass outside of Q's support, or None if there are none."""
     below, above = _reaches_out(*lower, below=True), _reaches_out(*upper, below=False)
-    if not p.is_splittable():  # a user's class may declare a support that is too large
+    # A user's class may declare a support that is too large.
+    if (below is not None or above is not None) and not p.is_splittable():
         below, above = _with_mass(p, lower[1], below, -1), _with_mass(p, upper[1], above, 1)
     return _any(below, above, _reaches_into_gaps(p, q))
 

@@ -110,9 +110,9 @@ def divergence_of_densities(
 def _extrapolation_error(pair: _Pair, infinite: Tensor | None, value: Tensor, missed: Tensor) -> Tensor:
     """Return the error of a value whose densities are extrapolated near the ends of their supports.
 
-    The error is four times the change of the value if the extrapolations are longer. If P's missed mass grows too, the
-    error is in proportion to this mass, but at least a tenth of that. If the missed mass hardly grows, it is missed
-    elsewhere, and its terms count as the mean.
+    The error is four times the change of the value under longer extrapolations. If P's missed mass grows too, the
+    change is scaled to this mass, but at most to a tenth. Mass that does not grow is missed elsewhere, and its terms
+    count as the mean.
     """
     with torch.no_grad():
         p, q = pair.p.extrapolated_sooner(), pair.q.extrapolated_sooner()

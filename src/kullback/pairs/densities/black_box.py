@@ -102,11 +102,11 @@ class _Outermost(NamedTuple):
         return self.is_finite() and bool((self.points[0].log_density > _NEGLIGIBLE).any())
 
     def extrapolation(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return c, a, b and k, for which log density = c + a log u + b (log u)^2 + k u^-outwards.
+        """Return the numbers c, a, b and k of log density = c + a log u + b (log u)^2 + k u^-outwards.
 
         For a power of u times a differentiable function, b is 0, and the changes of the slope decrease as
-        u^-outwards. If they hardly decrease, as for the normal distribution of log u, b is not 0. Then four points give
-        all numbers.
+        u^-outwards. If they do not, as for the normal distribution of log u, b is not 0, and four points give all
+        numbers.
         """
         (log_0, f_0), *_ = self.points
         slopes, sums, means = [], [], []
@@ -229,7 +229,7 @@ class BlackBoxDensity(Density):
     def _continued(self, side: int, at: Points, x: Tensor, log_density: Tensor) -> Tensor:
         """Return `log_density`, extrapolated at points too far out to be evaluated.
 
-        Near a finite end, x is rounded, so its distance from the end differs from that in `at`. The slope of the
+        Near a finite end, x is rounded, so its distance from the end is not the distance in `at`. The slope of the
         extrapolation corrects the other points for this difference.
         """
         end = self.low if side < 0 else self.high

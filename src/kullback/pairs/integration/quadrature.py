@@ -248,7 +248,7 @@ def _is_unsure(value: Tensor, p: Density, q: Density, panels: Panels) -> Tensor:
     mass.
     """
     unknown = value.isnan() | (value == -torch.inf)
-    if p.is_splittable() and q.is_splittable():
+    if bool(value.isfinite().all()) or (p.is_splittable() and q.is_splittable()):
         return unknown
     columns = KLColumns(*panels.columns[:-1])
     mass = torch.where(columns.values[1].isfinite(), 0, columns.mass_p).sum(-1)
