@@ -175,7 +175,7 @@ class Draws:
     @property
     def is_heavy(self) -> bool:
         """Whether the weights are so unequal that the effective number of draws is below half their number."""
-        return is_heavy(self.weights, len(self))
+        return self.weights is not None and is_heavy(self.weights, len(self))
 
     def variance(self, influence: Array) -> float:
         """Return the variance of the sum of `influence`, shape (n,), where draws within a cluster may be dependent."""

@@ -158,13 +158,17 @@ def tabulate(
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = kl_influence(a, b)
     (in_p, groups_p), (in_q, groups_q) = _inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q)
-    skewness = _skewness((codes_p, of_p, a, p), (codes_q, of_q, b, q)) if p.is_heavy or q.is_heavy else 0.0
-    notes = tuple(
-        f"{name}'s {units} carry the information of about {shown(x.sum())} independent draws."
-        for name, x, side in ((SIDE_P, a, p), (SIDE_Q, b, q))
-        if (units := _unequal_units(side))
-    )
-    spread = 1.0 if p.is_plain and q.is_plain else _spread(codes_p, codes_q, a, b, p, q)
+    skewness, spread = 0.0, 1.0
+    notes: tuple[str, ...] = ()
+    if not (p.is_plain and q.is_plain):
+        if p.is_heavy or q.is_heavy:
+            skewness = _skewness((codes_p, of_p, a, p), (codes_q, of_q, b, q))
+        spread = _spread(codes_p, codes_q, a, b, p, q)
+        notes = tuple(
+            f"{name}'s {units} carry the information of about {shown(x.sum())} independent draws."
+            for name, x, side in ((SIDE_P, a, p), (SIDE_Q, b, q))
+            if (units := _unequal_units(side))
+        )
     sizes = len(p), len(q)
     return CategoryCounts(
         a, b, (in_p, in_q), spread, sizes, notes, bins, groups=(groups_p, groups_q), skewness=skewness
